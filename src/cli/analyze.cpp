@@ -171,7 +171,8 @@ void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   const int64_t wanted = a.sequences > 0 ? a.sequences : a.what == "maps" ? 1 : 8;
   const data::Batch batch = task->eval_batch(0, std::min(wanted, task->eval_sequences()));
   subject.input = model_input(batch);
-  subject.targets = batch.targets;
+  // Classes are no tokens, and a masked token is not asked for by what stands before it.
+  if (task->goal() == data::Goal::next_token) subject.targets = batch.targets;
   const Tensor& tokens = subject.input.tokens;
   if (tokens.defined() && a.length > tokens.size(1)) {
     usage_error("--length is ", a.length, ", but the task's sequences have ", tokens.size(1),

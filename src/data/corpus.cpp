@@ -34,33 +34,41 @@ bool ends_with_any(const std::string& path, const std::vector<std::string>& endi
                      [&](const std::string& ending) { return path.ends_with(ending); });
 }
 
+// What is neither a regular file nor a folder goes to `no_file`: pipes, broken links, and links to
+// folders, which are not followed.
 void add_folder(const fs::path& folder, const std::vector<std::string>& extensions,
-                std::vector<File>& files) {
+                std::vector<File>& files, std::vector<std::string>& no_file) {
   std::vector<File> found;
   std::error_code error;
   fs::recursive_directory_iterator walk(folder, error);
   while (!error && walk != fs::recursive_directory_iterator()) {
     const fs::path& path = walk->path();
     std::error_code ignored;  // an entry that cannot be looked at is no regular file
+    std::string name = path.lexically_relative(folder).generic_string();
     if (path.filename().native().starts_with('.')) {
       walk.disable_recursion_pending();
-    } else if (walk->is_regular_file(ignored) && ends_with_any(path.native(), extensions)) {
-      found.push_back({path.lexically_relative(folder).generic_string(), path.string()});
+    } else if (walk->is_regular_file(ignored)) {
+      if (ends_with_any(path.native(), extensions))
+        found.push_back({std::move(name), path.string()});
+    } else if (walk->is_directory(ignored) ? walk->is_symlink(ignored)
+                                           : ends_with_any(path.native(), extensions)) {
+      no_file.push_back(std::move(name));
     }
     walk.increment(error);
   }
   if (error) fail("cannot list the folder '", folder.string(), "': ", error.message(), ".");
   std::sort(found.begin(), found.end(),
             [](const File& a, const File& b) { return a.name < b.name; });
+  std::sort(no_file.begin(), no_file.end());
   files.insert(files.end(), found.begin(), found.end());
 }
 
 void add_path(const std::string& path, const std::vector<std::string>& extensions,
-              std::vector<File>& files) {
+              std::vector<File>& files, std::vector<std::string>& no_file) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (fs::is_directory(status)) {
-    add_folder(fs::path(path), extensions, files);
+    add_folder(fs::path(path), extensions, files, no_file);
   } else if (fs::is_regular_file(status)) {
     files.push_back({fs::path(path).filename().string(), path, true});
   } else if (!fs::exists(status)) {
@@ -70,18 +78,20 @@ void add_path(const std::string& path, const std::vector<std::string>& extension
   }
 }
 
-std::vector<File> find_files(const CorpusOptions& options) {
+std::vector<File> find_files(const CorpusOptions& options, std::vector<std::string>& no_file) {
   std::vector<File> files;
   for (const std::string& path : options.paths) {
     std::error_code error;
     const bool is_glob = path.find_first_of("*?[") != std::string::npos && !fs::exists(path, error);
     if (!is_glob) {
-      add_path(path, options.extensions, files);
+      add_path(path, options.extensions, files, no_file);
       continue;
     }
     const std::vector<std::string> found = expand_glob(path);
     if (found.empty()) fail("no file or folder matches '", path, "'.");
-    for (const std::string& match : found) add_path(match, options.extensions, files);
+    for (const std::string& match : found) {
+      add_path(match, options.extensions, files, no_file);
+    }
   }
   return files;
 }
@@ -141,7 +151,8 @@ uint64_t document_lot(const std::string& name, uint64_t salt) {
 }
 
 LeftOut& LeftOut::operator+=(const LeftOut& other) {
-  for (const auto names : {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike}) {
+  for (const auto names :
+       {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike, &LeftOut::no_file}) {
     (this->*names).insert((this->*names).end(), (other.*names).begin(), (other.*names).end());
   }
   return *this;
@@ -163,6 +174,7 @@ std::string LeftOut::text() const {
   add(not_text, " is not text", " are not text");
   add(empty, " is empty", " are empty");
   add(alike, " has the content of another file", " have the content of other files");
+  add(no_file, " is no regular file", " are no regular files");
   return parts.empty() ? "" : "left out: " + join(parts, "; ");
 }
 
@@ -172,7 +184,8 @@ std::string LeftOut::in_brackets() const {
 }
 
 Corpus read_corpus(const CorpusOptions& options) {
-  const std::vector<File> files = find_files(options);
+  LeftOut left_out;
+  const std::vector<File> files = find_files(options, left_out.no_file);
   // Where not everything is taken, what is taken should be a fair sample of it.
   std::vector<size_t> order(files.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -185,7 +198,6 @@ Corpus read_corpus(const CorpusOptions& options) {
   std::vector<Document> documents(files.size());
   std::unordered_set<std::string_view> seen;  // views of documents' texts, which do not move
   int64_t left = options.max_bytes.value_or(INT64_MAX);
-  LeftOut left_out;
   for (size_t i : order) {
     if (left == 0) break;
     auto [text, zero] = read_text(files[i].path, static_cast<size_t>(left));

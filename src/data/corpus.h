@@ -28,7 +28,7 @@ struct CorpusOptions {
 
 // The names of the files that were found and have no text of their own.
 struct LeftOut {
-  std::vector<std::string> not_text = {}, empty = {}, alike = {};
+  std::vector<std::string> not_text = {}, empty = {}, alike = {}, no_file = {};
 
   LeftOut& operator+=(const LeftOut& other);
   // "left out: 'a.png', 'b.png', 'c.png' and 4 more are not text", or "" where there are none.

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/text.h"
+#include "data/floors.h"
 #include "data/labelled.h"
 #include "data/tasks/tasks.h"
 
@@ -163,6 +164,22 @@ Batch ExampleTask::eval_batch(int64_t first, int64_t count) const {
     samples.push_back(sample(held_out_[static_cast<size_t>(i)]));
   }
   return batch_of(*this, samples, length());
+}
+
+std::vector<Floor> ExampleTask::floors() const {
+  if (classes() == 0) return Task::floors();
+  std::vector<Sample> trained, judged;
+  for (const size_t i : train_) trained.push_back(sample(i));
+  for (int64_t i = 0; i < eval_sequences_; ++i) {
+    judged.push_back(sample(held_out_[static_cast<size_t>(i)]));
+  }
+  if (goal() == Goal::tags) return tag_floors(classes(), trained, judged);
+  const auto labels = [](const std::vector<Sample>& samples) {
+    std::vector<int64_t> out;
+    for (const Sample& sample : samples) out.push_back(sample.targets.front());
+    return out;
+  };
+  return class_floors(classes(), labels(trained), labels(judged));
 }
 
 Sample ExampleTask::framed(const std::vector<int32_t>& first,

@@ -66,6 +66,7 @@ class ExampleTask : public Task {
   }
   Batch train_batch(int64_t index, int64_t batch_size) const final;
   Batch eval_batch(int64_t first, int64_t count) const final;
+  std::vector<Floor> floors() const override;
   std::vector<int64_t> encode(std::string_view text) const final {
     return tokens_of(*tokenizer_, text);
   }

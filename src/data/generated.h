@@ -59,8 +59,10 @@ class GeneratedTask : public Task {
     return held_out ? draw_held_out(random) : draw(random);
   }
 
- private:
+  // Sequence `number` of a stream.
   Sample sequence(bool held_out, int64_t number) const;
+
+ private:
   // As long as the longest of them where they predict next tokens, else length().
   Batch batch_of(const std::vector<Sample>& samples) const;
   Batch batch(bool held_out, int64_t first, int64_t count) const;

@@ -386,8 +386,8 @@ std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
   const auto of_training = [](const std::string& key) { return key.find('.') == key.npos; };
   if (c.models.size() > 1 && std::none_of(c.swept.begin(), c.swept.end(), of_training)) {
     out.push_back(
-        "no training option was swept, so that a model that needs another learning rate "
-        "than the one given is at a disadvantage");
+        "no training option was swept in the same way for every model, so that a model that needs "
+        "another learning rate than its own is at a disadvantage");
   }
   std::vector<OnTask> edges;
   for (const TaskInfo& task : c.tasks) {

@@ -442,32 +442,38 @@ struct TriedValues {
 };
 
 // What a model has reached at each value of a key: of each setting the mean over the seeds, then
-// the best of the settings that share the value.
+// the best of the settings that share the value. A setting with a failed run has no mean and is
+// never chosen.
 struct SweptRow {
   std::map<double, LinePoint> best;  // by place
-  int failed = 0;                    // runs
+  int failed = 0;                    // settings
 
   SweptRow(const Comparison& c, const TaskSummary& t, const Row& row, const std::string& key,
            const TriedValues& tried) {
     struct OfSetting {
       Setting setting;
       std::vector<double> results;
+      bool failed = false;
     };
     std::vector<OfSetting> all;
     for (const Run& run : c.runs) {
       if (!run.sweep || run.task != t.task->name || run.model != row.model->label) continue;
       if (value_of(run.setting, key).empty() || run.state == RunState::kRunning) continue;
-      if (run_failed(run)) {
-        ++failed;
-        continue;
-      }
       auto at = std::find_if(all.begin(), all.end(),
                              [&](const OfSetting& one) { return one.setting == run.setting; });
       if (at == all.end()) at = all.insert(at, {run.setting, {}});
-      at->results.push_back(run.points.back().quality);
+      if (run_failed(run)) {
+        at->failed = true;
+      } else {
+        at->results.push_back(run.points.back().quality);
+      }
     }
     const double sign = t.task->lower_is_better ? 1 : -1;
     for (const OfSetting& one : all) {
+      if (one.failed) {
+        ++failed;
+        continue;
+      }
       const Stat stat = stat_of(one.results);
       const double x = tried.place(value_of(one.setting, key));
       const auto at = best.find(x);
@@ -529,7 +535,7 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
                            ". A ring marks the chosen value, a square one at the edge of what was "
                            "tried.");
   if (failed > 0) {
-    out.caption += str(" ", failed, failed == 1 ? " run" : " runs", " of the sweep failed and ",
+    out.caption += str(" ", failed, failed == 1 ? " setting" : " settings", " with failed runs ",
                        failed == 1 ? "is" : "are", " not drawn.");
   }
   out.data = data_of(chart.title, key, t.task->metric, chart.lines);

@@ -512,25 +512,34 @@ void RunReport::plan_as(const Compared& compared) {
   empty_.models = std::move(models);
 }
 
-// What the run's comparison has chosen by its [sweep]: "train.lr", "mixer.post".
-std::set<std::string> RunReport::swept_for(const Run& run) const {
-  std::set<std::string> out;
+// What the run's comparison has chosen by its [sweep], "train.lr" or "mixer.post", and from which
+// values: comparisons that try others do not tune alike.
+std::map<std::string, std::string> RunReport::swept_for(const Run& run) const {
+  std::map<std::string, std::string> out;
   for (const Compared& compared : comparisons_) {
     if (compared.folder != run.comparison) continue;
-    out = Sweep::read(compared.config.sweep).places();
+    for (const SweepKey& key : Sweep::read(compared.config.sweep).keys) {
+      std::vector<std::string> values;
+      for (const Node& value : key.values) values.push_back(toml_value(value));
+      out[key.place()] = join(values);
+    }
   }
   return out;
 }
 
 // Says what was swept for all runs, and where a model is trained otherwise than the baseline.
 void RunReport::compare_training() {
-  const auto keep_common = [](std::set<std::string>& keys, const std::set<std::string>& others) {
-    std::erase_if(keys, [&](const std::string& key) { return !others.contains(key); });
+  using Swept = std::map<std::string, std::string>;
+  const auto keep_common = [](Swept& swept, const Swept& others) {
+    std::erase_if(swept, [&](const auto& key_and_values) {
+      const auto other = others.find(key_and_values.first);
+      return other == others.end() || other->second != key_and_values.second;
+    });
   };
   if (runs_.empty()) return;
-  std::set<std::string> swept = swept_for(runs_.front());
+  Swept swept = swept_for(runs_.front());
   for (const Run& run : runs_) keep_common(swept, swept_for(run));
-  for (const std::string& key : swept) {
+  for (const auto& [key, values] : swept) {
     empty_.swept.push_back(key.starts_with("train.") ? key.substr(6) : key);
   }
   const auto first_run = [&](const std::string& model, const std::string& task) {
@@ -544,8 +553,10 @@ void RunReport::compare_training() {
       if (baseline == runs_.end()) baseline = first_run(model.label, build.task);
     }
     const auto run = first_run(build.model, build.task);
-    std::set<std::string> chosen = swept_for(*run);
-    keep_common(chosen, swept_for(*baseline));
+    Swept common = swept_for(*run);
+    keep_common(common, swept_for(*baseline));
+    std::set<std::string> chosen;
+    for (const auto& [key, values] : common) chosen.insert(key);
     build.train_differences = train_differences(baseline->train, run->train, chosen);
   }
 }

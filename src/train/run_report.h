@@ -1,6 +1,7 @@
 // A report's data from the folders of runs, however they came about: `headloom report RUN...`.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -114,7 +115,7 @@ class RunReport {
   static void add_settings(report::Comparison& out);
   void add_robustness(const Compared& compared, const WrittenComparison& written,
                       report::Comparison& out) const;
-  std::set<std::string> swept_for(const Run& run) const;
+  std::map<std::string, std::string> swept_for(const Run& run) const;
   void compare_training();
 
   std::vector<Run> runs_;

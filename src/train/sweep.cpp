@@ -245,7 +245,7 @@ Sweep Sweep::read(const Node& table) {
 
 std::set<std::string> Sweep::places() const {
   std::set<std::string> out;
-  for (const SweepKey& key : keys) out.insert(key.table + "." + key.key);
+  for (const SweepKey& key : keys) out.insert(key.place());
   return out;
 }
 

@@ -23,6 +23,9 @@ struct SweepKey {
   // The factor between neighbouring values of a range or of a list with (almost) equal factors; 0
   // where there is none, so that the key is never extended.
   double factor = 0;
+
+  // Where it is set: "train.lr", "mixer.post".
+  std::string place() const { return table + "." + key; }
 };
 
 // A setting, and the mean quality and loss that a model reached with it on validation data. They

@@ -108,6 +108,20 @@ TEST(TagText, LongSentencesAreCutBetweenWordsAndLostOnesCounted) {
             (std::set<Read>{{{'a', 'b', ' ', 'c'}, {0, kNone, kNone, 1}, {}}, {{'d'}, {0}, {}}}));
 }
 
+TEST(TagText, AGuessKnowsWhatTagsAWordUsuallyHas) {
+  const Files files{.type = "tag_text"};
+  const std::string train = "b Y\nm X\n\nb Y\nn X\n\nb X\no X\n",
+                    dev = "b Y\np X\n\nb Y\nq Y\n\nb X\nr X\n\na X\nt X\n";
+  const auto floors = task_of(files.options(train, dev))->floors();
+  ASSERT_EQ(floors.size(), 3u);
+  EXPECT_EQ(floors[0].name, "any class");
+  EXPECT_DOUBLE_EQ(floors[0].accuracy, 0.5);
+  EXPECT_EQ(floors[1].name, "the most frequent tag");
+  EXPECT_DOUBLE_EQ(floors[1].accuracy, 5.0 / 8);
+  EXPECT_EQ(floors[2].name, "each word's most frequent tag");  // b has Y, unknown words X
+  EXPECT_DOUBLE_EQ(floors[2].accuracy, 6.0 / 8);
+}
+
 TEST(TagText, LabelsKeepTheirGivenOrder) {
   const Files files{.type = "tag_text"};
   const std::string train = "a X\nb Y\n", dev = "c Z\n";
@@ -202,6 +216,20 @@ TEST(TagText, GeneratedLettersKnowTheirNeighbours) {
   EXPECT_EQ(tags.size(), 4u);
 }
 
+// The last letter of the alphabet has smaller neighbours: what a letter's tag is can be guessed
+// from the letter alone.
+TEST(TagText, AGuessKnowsTheGeneratedLetter) {
+  const auto task = task_of("type = 'tag_text'\neval_sequences = 2000\nlength = 32");
+  const auto floors = task->floors();
+  EXPECT_EQ(floors.back().name, "each word's most frequent tag");
+  // Inside a string a letter with p of the eight before it has the tag "neither" with probability
+  // (1 - p)^2 and "both" with p^2. The means of the larger one and of the first over the letters,
+  // to which ends of strings add a little:
+  EXPECT_NEAR(floors.back().accuracy, 0.586, 0.02);
+  EXPECT_EQ(floors[1].name, "the most frequent tag");
+  EXPECT_NEAR(floors[1].accuracy, 0.398, 0.03);
+}
+
 // --- classify_pairs ----------------------------------------------------------------------------
 
 TEST(ClassifyPairs, SegmentsTellTheTextsApart) {
@@ -217,6 +245,24 @@ TEST(ClassifyPairs, SegmentsTellTheTextsApart) {
   EXPECT_EQ(trained(*words, 2), (std::set<Read>{{{1, 4, 31, 2, 6, 2}, {1}, {0, 0, 0, 0, 1, 1}},
                                                 {{1, 6, 2, 2}, {0}, {0, 0, 0, 1}}}));
   EXPECT_EQ(held_out(*words), (std::set<Read>{{{1, 4, 2, 5, 2}, {0}, {0, 0, 0, 1, 1}}}));
+}
+
+TEST(ClassifyPairs, TheMostFrequentClassIsThatOfTheTrainingData) {
+  const Files files{.type = "classify_pairs"};
+  // What is judged has more of the other class.
+  const auto rare =
+      task_of(files.options("a\tb\tX\nc\td\tX\ne\tf\tY\n", "g\th\tY\ni\tj\tY\nk\tl\tX\n"));
+  ASSERT_EQ(rare->floors().size(), 1u);
+  EXPECT_DOUBLE_EQ(rare->floors()[0].accuracy, 0.5);
+  const auto often =
+      task_of(files.options("a\tb\tX\nc\td\tX\ne\tf\tY\n", "g\th\tX\ni\tj\tX\nk\tl\tY\n"));
+  ASSERT_EQ(often->floors().size(), 2u);
+  EXPECT_EQ(often->floors()[1].name, "the most frequent class");
+  EXPECT_DOUBLE_EQ(often->floors()[1].accuracy, 2.0 / 3);
+  // Nothing to train on: of what is judged itself.
+  const auto all = task_of("type = 'classify_pairs'\nheld_out = 1\nlabels = ['X', 'Y']\npath = '" +
+                           files.folder.write("all", "a\tb\tY\nc\td\tY\ne\tf\tX\n") + "'");
+  EXPECT_DOUBLE_EQ(all->floors().back().accuracy, 2.0 / 3);
 }
 
 TEST(ClassifyPairs, TheLongerTextIsCut) {

@@ -347,6 +347,8 @@ TEST(ClassifyText, FoldersAndFilesAreClasses) {
   expect_contains(
       task->describe(),
       "198 to train on and 22 of 22 held out; 54% of those to train on are of the class a");
+  EXPECT_EQ(task->floors().back().name, "the most frequent class");
+  EXPECT_DOUBLE_EQ(task->floors().back().accuracy, 12.0 / 22);
 
   const Texts texts;
   EXPECT_EQ(task_of("type = 'classify_text'\npath = '" + texts.path() + "'")->classes(), 2);

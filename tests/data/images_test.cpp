@@ -1,6 +1,7 @@
 // Pictures: the generated ones, the files that are read, and what is refused.
 #include <png.h>
 
+#include <filesystem>
 #include <set>
 
 #include "data/image_file.h"
@@ -278,7 +279,15 @@ TEST(Images, FoldersAreClasses) {
       seen.insert({label, std::lround(255 * green)});
     }
   }
-  EXPECT_EQ(seen.size(), 20u);  // nothing twice, nothing left out
+  EXPECT_EQ(seen.size(), 20u);           // nothing twice, nothing left out
+  EXPECT_EQ(task->floors().size(), 1u);  // classes of one size
+  for (int i = 10; i < 20; ++i) {
+    folder.write(str("blue/", i, ".png"), png(picture(8, 8, 0, static_cast<uint8_t>(i), 255)));
+  }
+  const auto more_blue = task_of(config + "\nheld_out = 0.2")->floors();
+  EXPECT_EQ(more_blue.back().name, "the most frequent class");
+  EXPECT_DOUBLE_EQ(more_blue.back().accuracy, 4.0 / 6);
+  for (int i = 10; i < 20; ++i) std::filesystem::remove(folder.path(str("blue/", i, ".png")));
 
   // Other pixels, the same classes.
   folder.write("red/deep/3.PPM", ppm(picture(8, 8, 250, 60, 0)));

@@ -1,4 +1,6 @@
 // Text: reading files, the split, the order, packing, and what is refused.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -48,6 +50,23 @@ TEST(Corpus, AHugeFileThatIsNoTextIsNotReadWhole) {
   ASSERT_EQ(corpus.documents.size(), 1u);
   EXPECT_EQ(corpus.documents[0].text, "one");
   EXPECT_EQ(corpus.left_out.text(), "left out: 'huge.bin' is not text");
+}
+
+TEST(Corpus, WhatIsNoRegularFileIsNamed) {
+  const TempFolder folder;
+  folder.write("texts/one.txt", "one");
+  folder.write("elsewhere/two.txt", "two");
+  std::filesystem::create_symlink(folder.path("none.txt"), folder.path("texts/broken.txt"));
+  std::filesystem::create_directory_symlink(folder.path("elsewhere"), folder.path("texts/linked"));
+  std::filesystem::create_symlink(folder.path("elsewhere/two.txt"), folder.path("texts/two.txt"));
+  ASSERT_EQ(::mkfifo(folder.path("texts/pipe").c_str(), 0600), 0);
+  EXPECT_EQ(names_of({{folder.path("texts")}, {}, {}}),
+            (std::vector<std::string>{"one.txt", "two.txt"}));
+  EXPECT_EQ(read_corpus({{folder.path("texts")}, {}, {}}).left_out.text(),
+            "left out: 'broken.txt', 'linked' and 'pipe' are no regular files");
+  // Only those that end so were asked for; a linked folder may hold some.
+  EXPECT_EQ(read_corpus({{folder.path("texts")}, {".txt"}, {}}).left_out.text(),
+            "left out: 'broken.txt' and 'linked' are no regular files");
 }
 
 TEST(Corpus, FoldersAreReadInOrderWithoutHiddenBinaryEmptyAndRepeatedFiles) {

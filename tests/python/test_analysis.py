@@ -218,6 +218,16 @@ def test_all_analyses_read_the_question_of_a_long_sequence(tmp_path):
     assert everything["noise"]["tables"] == noise["tables"]
 
 
+def test_tags_are_no_questions(tmp_path):
+    """They are numbers as tokens are, but of classes."""
+    (tmp_path / "tags.txt").write_text("".join(f"word{i} A\nlonger B\n\n" for i in range(40)))
+    text = "[model]\nkind = 'encoder'\nwidth = 16\ndepth = 1\n[[model.layer]]\nmixer = {type = 'mha', heads = 2}\n"
+    text += "[task]\ntype = 'tag_text'\npath = 'tags.txt'\nlength = 32\n[train]\nsteps = 1\nbatch = 2\neval_sequences = 2\n"
+    (tmp_path / "tags.toml").write_text(text)
+    command("train", "tags.toml", "--out", "run", cwd=tmp_path)
+    assert "the analysis noise needs a question" in refused("analyze", "run", "noise", cwd=tmp_path)
+
+
 def test_overhead(place):
     found = headloom.analysis.overhead(place / "runs" / "text", seconds=0.05)
     assert found.tables[0].column("work") == ["training step", "decoding a token"]

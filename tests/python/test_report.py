@@ -201,6 +201,18 @@ def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
     assert report["swept"] == ["lr"] and "swept" not in report["limits"]
     report, differences = told("c", place / "plain")
     assert report["swept"] == [] and differences["plain"].startswith("lr = ") and "eval_split = 'all'" in differences["plain"]
+    # Rates that were chosen from others are not tuned alike.
+    for name, rates in {"alike": "[1e-9, 1e-2]", "finer": "[1e-9, 1e-5, 1e-2]"}.items():
+        text = (tmp_path / "c.toml").read_text().replace("[1e-9, 1e-2]", rates).replace("'talking'", f"'{name}'")
+        (tmp_path / f"{name}.toml").write_text(text.replace("beta1 = 0.8", ""))
+        headloom("compare", f"{name}.toml", "--out", name, "--set", "speed.rounds=0", "--set", "seeds=[7]", cwd=tmp_path)
+        for run in (tmp_path / f"{name}/runs/copying/{name}").iterdir():  # as if another rate had been chosen
+            config = run / "config.toml"
+            config.write_text(re.sub(r"(?m)^lr = .*$", "lr = 0.2", config.read_text()))
+        report, differences = told("c", name)
+        assert differences[name] == {"alike": "", "finer": "lr = 0.2"}[name]
+        assert report["swept"] == {"alike": ["lr"], "finer": []}[name]
+        assert ("no training option was swept in the same way" in report["limits"]) == (name == "finer")
 
 
 def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):

@@ -257,6 +257,15 @@ TEST(Report, DrawsTheSweepsWithWhatWasChosen) {
   EXPECT_NE(html.find("the best value of the sweep is at its edge for <code>differential</code> on "
                       "all tasks"),
             std::string::npos);
+  // A setting is not drawn by what is left of its seeds.
+  Comparison failing = swept();
+  const auto run = std::find_if(failing.runs.begin(), failing.runs.end(), [](const auto& r) {
+    return r.sweep && r.task == "text" && r.setting[0].value == "0.0005";
+  });
+  run->state = RunState::kFailed;
+  const std::string with_failed = to_html(failing);
+  EXPECT_EQ(count_of(with_failed, "1 setting with failed runs is not drawn."), 2u);
+  EXPECT_EQ(count_of(html, "is not drawn"), 0u);
   // The runs of the sweep are no results.
   const Summary summary = summarize(swept());
   EXPECT_EQ(summary.planned, 50);

@@ -240,7 +240,8 @@ class LabelledFiles final : public ExampleTask {
   void add_class(const std::string& path, std::vector<size_t>& train,
                  std::vector<size_t>& held_out) {
     auto [documents, left_out] = read_corpus({{path}, options_.extensions, {}});
-    for (const auto names : {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike}) {
+    for (const auto names :
+         {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike, &LeftOut::no_file}) {
       for (std::string& name : left_out.*names) name = names_.back() + "/" + name;
     }
     left_out_ += left_out;

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "core/text.h"
+#include "data/floors.h"
 #include "data/image_set.h"
 #include "data/random.h"
 #include "data/shapes.h"
@@ -148,6 +149,14 @@ class FolderOfImages final : public Images {
   DataSize data_size() const override {
     return {static_cast<int64_t>(files_.train.labels.size() + files_.held_out.labels.size()),
             "images"};
+  }
+  std::vector<Floor> floors() const override {
+    std::vector<int64_t> judged;
+    for (int64_t i = 0; i < eval_sequences(); ++i) {
+      const auto place = static_cast<size_t>(eval_order_[static_cast<size_t>(i)]);
+      judged.push_back(files_.held_out.labels[place]);
+    }
+    return class_floors(classes(), files_.train.labels, judged);
   }
   std::string describe() const override {
     return str("Pictures of ", options_.size, " x ", options_.size, " pixels: ", files_.what, ", ",

@@ -37,14 +37,22 @@ class Sequence final : public GeneratedTask {
   Accuracy accuracy() const override { return Accuracy::sequence; }
   std::optional<int64_t> end_token() const override { return options_.symbols + 1; }
   std::vector<Floor> floors() const override {
-    double tokens = 0.0, symbols = 0.0;
+    double tokens = 0.0, symbols = 0.0, ascending = 0.0;
     for (int64_t n = options_.shortest(); n <= options_.count; ++n) {
       tokens += std::pow(static_cast<double>(vocabulary()), -static_cast<double>(n + 1));
       symbols += std::pow(static_cast<double>(options_.symbols), -static_cast<double>(n));
+      // Of n symbols there are (symbols + n - 1 over n) ascending sequences.
+      const auto all = static_cast<double>(options_.symbols), count = static_cast<double>(n);
+      ascending += std::exp(std::lgamma(all) + std::lgamma(count + 1) - std::lgamma(all + count));
     }
     const auto lengths = static_cast<double>(options_.count - options_.shortest() + 1);
-    return {{"any tokens", tokens / lengths},
-            {"any symbols, as many as the source has", symbols / lengths}};
+    std::vector<Floor> floors{{"any tokens", tokens / lengths},
+                              {"any symbols, as many as the source has", symbols / lengths}};
+    if (options_.kind == "sort") {
+      floors.push_back(
+          {"any symbols in ascending order, as many as the source has", ascending / lengths});
+    }
+    return floors;
   }
   std::string describe() const override {
     const char* what = options_.kind == "copy"      ? "the same sequence"

@@ -12,6 +12,7 @@
 #include "core/sizes.h"
 #include "core/text.h"
 #include "data/examples.h"
+#include "data/floors.h"
 #include "data/tasks/tasks.h"
 #include "data/words.h"
 
@@ -39,6 +40,15 @@ class Neighbours final : public GeneratedTask {
   Goal goal() const override { return Goal::tags; }
   int64_t classes() const override { return 4; }
   Accuracy accuracy() const override { return Accuracy::token; }
+  std::vector<Floor> floors() const override {
+    // As many to count in as to judge by.
+    std::vector<Sample> trained, judged;
+    for (int64_t i = 0; i < eval_sequences(); ++i) {
+      trained.push_back(sequence(false, i));
+      judged.push_back(sequence(true, i));
+    }
+    return tag_floors(classes(), trained, judged);
+  }
   std::string describe() const override {
     return str("Strings of ", options_.shortest(), " to ", length(), " of ", options_.symbols,
                " letters, each tagged with which of its neighbours come before it in the alphabet; "
