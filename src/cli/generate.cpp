@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "model/generation.h"
+#include "ops/product/product.h"
 #include "train/codec.h"
 #include "train/device.h"
 #include "train/interrupt.h"
@@ -39,14 +40,17 @@ struct Timing {
 
 class Clock {
  public:
-  // Seconds since it was made or last asked.
+  // Seconds since it was made or last asked, without those of timing products, which later
+  // processes do not spend.
   double lap() {
-    const double now = seconds_now();
+    const double now = counted_seconds();
     return now - std::exchange(last_, now);
   }
 
  private:
-  double last_ = seconds_now();
+  static double counted_seconds() { return seconds_now() - ops::seconds_of_timing_products(); }
+
+  double last_ = counted_seconds();
 };
 
 void print_now(const std::string& text) {
@@ -192,6 +196,12 @@ int run_generate(GenerateArguments& a) {
   }
   std::fprintf(stderr, "text: %s, %.1f tokens/s\n", counted(t.written, "token").c_str(),
                rate(t.written, t.write_seconds));
+  if (const double seconds = ops::seconds_of_timing_products(); seconds > 0.1) {
+    std::fprintf(stderr,
+                 "Beside that, %.1f s went into finding the fastest routes of matrix products of "
+                 "these sizes, once on this machine.\n",
+                 seconds);
+  }
   return 0;
 }
 

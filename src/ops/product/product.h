@@ -54,6 +54,8 @@ void product(const at::Tensor& out, const at::Tensor& a, const MadeFactor& b,
 // of adjacent values) and the powers of four at or below M, K and N. Types are float32, bfloat16,
 // bfloat16_by_float32 (b is float32) and bfloat16_to_float32 (out is).
 std::map<std::string, std::string> product_routes();
+// How long this process has timed routes so far, in seconds.
+double seconds_of_timing_products();
 // From now on these classes take these routes, where the route exists here: a resumed run continues
 // with those that it began with.
 void use_product_routes(const std::map<std::string, std::string>& routes);

@@ -62,17 +62,24 @@ std::optional<c10::OperatorHandle> onednn_operator() {
   return c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
 }
 
-// oneDNN reads matrices by rows or by columns, and a bias as adjacent values, whatever its stride.
+// oneDNN reads a left factor by rows or by columns, and a bias as adjacent values, whatever its
+// stride.
 Tensor with_adjacent_values(const Tensor& t) {
   const bool rows = t.stride(1) == 1 && t.stride(0) >= t.size(1);
   const bool columns = t.stride(0) == 1 && t.stride(1) >= t.size(0);
   return rows || columns ? t : t.contiguous();
 }
 
+// A matrix without gaps, by rows or by columns as before. With gaps in the right factor oneDNN
+// takes its plain loops on processors without AVX-512, which are a thousand times slower.
+Tensor without_gaps(const Tensor& t) {
+  return t.stride(1) == 1 ? t.contiguous() : t.t().contiguous().t();
+}
+
 void onednn_product(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                     bool add) {
   static const auto op = onednn_operator()->typed<PointwiseLinear>();
-  const Tensor right = with_adjacent_values(b).to(a.scalar_type());
+  const Tensor right = without_gaps(b.to(a.scalar_type()));
   const auto offset = bias.defined() ? std::optional<Tensor>(bias.contiguous()) : std::nullopt;
   const Tensor found = op.call(with_adjacent_values(a), right.t(), offset, "none",
                                c10::List<std::optional<at::Scalar>>(), "");
@@ -173,6 +180,8 @@ constexpr double kSecondsOfRuns = 0.02;
 // The share of its runs in which a library has to be faster than Headloom's own route. On a busy
 // machine any route is the fastest now and then, and the file would keep that for good.
 constexpr double kShareOfRuns = 0.8;
+// A library that was slower in so many runs, the first ones, is given up: they decide.
+constexpr int kRunsToGiveUp = 3;
 // A route is not tried in full where it takes so many times as long as Headloom's own in a corner
 // of the product, of so many rows and columns. ATen does in bfloat16 on a processor without
 // AVX-512, where it is a hundred times slower.
@@ -180,7 +189,7 @@ constexpr double kHopeless = 8;
 constexpr int64_t kCorner = 256;
 // Raised when the blocked kernel becomes faster or the choice better, so that every machine
 // chooses anew.
-constexpr int kVersion = 7;
+constexpr int kVersion = 8;
 
 // Infinite for a library that has no such product on this processor, as oneDNN has none in
 // bfloat16 on some of aarch64. The first route, Headloom's own, has all.
@@ -200,8 +209,10 @@ std::vector<const Route*> contenders(const Tensor& out, const Tensor& a, const T
                                      const Tensor& bias) {
   const int64_t m = std::min(a.size(0), kCorner), n = std::min(b.size(1), kCorner),
                 k = std::min(a.size(1), kCorner);
-  const Tensor to = out.narrow(0, 0, m).narrow(1, 0, n), left = a.narrow(0, 0, m).narrow(1, 0, k),
-               right = b.narrow(0, 0, k).narrow(1, 0, n),
+  // Its factors have no gaps where those of the product have none.
+  const Tensor to = out.narrow(0, 0, m).narrow(1, 0, n),
+               left = without_gaps(a.narrow(0, 0, m).narrow(1, 0, k)),
+               right = without_gaps(b.narrow(0, 0, k).narrow(1, 0, n)),
                offset = bias.defined() ? bias.narrow(0, 0, n) : bias;
   std::vector<const Route*> found;
   double own = 0;
@@ -229,7 +240,9 @@ class Choices {
     // Other threads wait, so that all products of a class take one route.
     const std::lock_guard lock(mutex_);
     if (const Route* const known = measured(product_class)) return *known;
+    const double begin = seconds_now();
     const Route& best = fastest(add ? at::empty_like(out) : out, a, b, bias);
+    seconds_of_timing_ += seconds_now() - begin;
     read();
     const Route* const chosen = routes_.emplace(product_class, &best).first->second;
     write();
@@ -241,6 +254,11 @@ class Choices {
     if (const Route* const given = unmeasured(out, a)) return given;
     const std::lock_guard lock(mutex_);
     return measured(class_of(out, a, a.scalar_type(), b_by_columns));
+  }
+
+  double seconds_of_timing() {
+    const std::lock_guard lock(mutex_);
+    return seconds_of_timing_;
   }
 
   std::map<std::string, std::string> all() {
@@ -286,29 +304,38 @@ class Choices {
   // The routes run in turn, so that what else the machine does meanwhile slows all of them down.
   static const Route& fastest(const Tensor& out, const Tensor& a, const Tensor& b,
                               const Tensor& bias) {
-    const std::vector<const Route*> tried = contenders(out, a, b, bias);
-    std::vector<double> least(tried.size(), std::numeric_limits<double>::infinity());
-    std::vector<int> wins(tried.size(), 0);
-    std::vector<double> seconds(tried.size());
+    struct Trial {
+      const Route* route;
+      double seconds = 0, least = std::numeric_limits<double>::infinity();
+      int wins = 0;  // runs that were enough faster than the first route's
+    };
+    std::vector<Trial> trials;
+    for (const Route* route : contenders(out, a, b, bias)) trials.push_back({route});
     double spent = 0;
-    int runs = 0;
-    while (runs < kFewestRuns || (runs < kMostRuns && spent < kSecondsOfRuns)) {
-      for (size_t r = 0; r < seconds.size(); ++r) {
-        seconds[r] = seconds_of(*tried[r], out, a, b, bias);
-        spent += seconds[r];
+    int runs = -1;  // the first warms up
+    const auto goes_on = [&] {
+      return runs + 1 < kFewestRuns || (runs + 1 < kMostRuns && spent < kSecondsOfRuns);
+    };
+    while (trials.size() > 1 && goes_on()) {
+      for (Trial& trial : trials) {
+        trial.seconds = seconds_of(*trial.route, out, a, b, bias);
+        spent += trial.seconds;
       }
-      if (++runs == 1) continue;  // the first warms up
-      for (size_t r = 0; r < seconds.size(); ++r) {
-        least[r] = std::min(least[r], seconds[r]);
-        if (seconds[r] < tried[r]->needed * seconds[0]) ++wins[r];
+      if (++runs == 0) continue;
+      for (Trial& trial : trials) {
+        trial.least = std::min(trial.least, trial.seconds);
+        if (trial.seconds < trial.route->needed * trials[0].seconds) ++trial.wins;
       }
+      if (runs != kRunsToGiveUp) continue;
+      const auto lost = [](const Trial& trial) { return trial.wins == 0; };
+      trials.erase(std::remove_if(trials.begin() + 1, trials.end(), lost), trials.end());
     }
-    size_t best = 0;
-    for (size_t r = 1; r < least.size(); ++r) {
-      const bool often = wins[r] >= kShareOfRuns * (runs - 1);
-      if (often && least[r] < tried[r]->needed * least[best]) best = r;
+    const Trial* best = &trials[0];
+    for (const Trial& trial : trials) {
+      const bool often = trial.wins >= kShareOfRuns * runs;
+      if (often && trial.least < trial.route->needed * best->least) best = &trial;
     }
-    return *tried[best];
+    return *best->route;
   }
 
   // The processor, the PyTorch and the version that the file's choices were measured on.
@@ -359,6 +386,7 @@ class Choices {
   const Route* forced_ = nullptr;
   std::mutex mutex_;
   std::map<ProductClass, const Route*> routes_;
+  double seconds_of_timing_ = 0;
 };
 
 }  // namespace
@@ -393,6 +421,8 @@ void product(const Tensor& out, const Tensor& a, const MadeFactor& b, const Tens
 }
 
 std::map<std::string, std::string> product_routes() { return Choices::instance().all(); }
+
+double seconds_of_timing_products() { return Choices::instance().seconds_of_timing(); }
 
 void use_product_routes(const std::map<std::string, std::string>& routes_of_classes) {
   Choices::instance().use(routes_of_classes);
