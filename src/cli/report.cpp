@@ -11,6 +11,7 @@
 #include "report/format.h"
 #include "serve/page_server.h"
 #include "train/interrupt.h"
+#include "train/run_places.h"
 #include "train/run_report.h"
 
 namespace headloom::cli {

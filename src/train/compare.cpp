@@ -10,7 +10,7 @@
 #include "train/experiment.h"
 #include "train/interrupt.h"
 #include "train/progress.h"
-#include "train/run_report.h"
+#include "train/reported.h"
 #include "train/workers.h"
 
 namespace headloom {

@@ -12,8 +12,8 @@
 #include "model/describe.h"
 #include "train/evaluate.h"
 #include "train/optimizer.h"
+#include "train/reported.h"
 #include "train/run_folder.h"
-#include "train/run_report.h"
 #include "train/run_session.h"
 #include "train/training_memory.h"
 

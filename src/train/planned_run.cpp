@@ -10,9 +10,9 @@
 #include "core/shell.h"
 #include "core/text.h"
 #include "train/checkpoint.h"
+#include "train/reported.h"
 #include "train/result.h"
 #include "train/run_folder.h"
-#include "train/run_report.h"
 #include "train/run_session.h"
 #include "train/train.h"
 

@@ -1,7 +1,6 @@
 #include "train/run_report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -10,12 +9,12 @@
 #include "core/files.h"
 #include "core/hash.h"
 #include "core/lock.h"
-#include "core/shell.h"
 #include "core/text.h"
 #include "model/describe.h"
 #include "report/format.h"
-#include "train/checkpoint.h"
+#include "train/reported.h"
 #include "train/run_folder.h"
+#include "train/run_places.h"
 #include "train/run_session.h"
 #include "train/speeds.h"
 #include "train/sweep.h"
@@ -24,92 +23,6 @@ namespace headloom {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A run's folder, and what its comparison calls its model and task.
-struct Place {
-  std::string folder, model = {}, task = {}, comparison = {};
-  std::string ladder = {};  // the task that its task is a size of, there
-  size_t rank = 0;          // of the model: those of the first folders come first
-};
-
-bool is_comparison(const std::string& folder) {
-  return read_toml(folder + "/config.toml").find("models") != nullptr;
-}
-
-CompareConfig comparison_in(const std::string& folder) {
-  const std::string path = folder + "/config.toml";
-  CompareConfig out;
-  try {
-    read_fields(read_toml(path), out);
-  } catch (const UsageError& error) {
-    fail(path, ": ", error.what());
-  }
-  return out;
-}
-
-// COMPARISON/runs/TASK/MODEL/seed-N of the tasks, models and seeds that are configured.
-std::vector<Place> runs_of_comparison(const std::string& folder, size_t first_rank) {
-  const CompareConfig config = comparison_in(folder);
-  std::vector<Place> out;
-  for (const ComparedTask& task : each_size(config)) {
-    for (size_t m = 0; m < config.models.size(); ++m) {
-      const std::string& model = config.models[m].name;
-      for (const int64_t seed : config.seeds) {
-        const std::string run = str(folder, "/runs/", task.name, "/", model, "/seed-", seed);
-        // A run that failed before its first evaluation has a result alone.
-        if (!fs::exists(run + "/config.toml") ||
-            (!fs::exists(run + "/metrics.jsonl") && !fs::exists(run + "/result.json"))) {
-          continue;
-        }
-        // Not every model need have begun on every task.
-        out.push_back({.folder = run,
-                       .model = model,
-                       .task = task.name,
-                       .comparison = folder,
-                       .ladder = task.ladder,
-                       .rank = first_rank + m});
-      }
-    }
-  }
-  return out;
-}
-
-std::vector<Place> places_in(const std::vector<std::string>& folders) {
-  std::vector<Place> out;
-  std::set<fs::path> seen;
-  size_t rank = 0;
-  for (const std::string& folder : folders) {
-    if (!fs::is_directory(folder)) {
-      fail(folder, ": is not the folder of a run or of a comparison",
-           did_you_mean_folder(folder, FolderOf::either));
-    }
-    require(fs::exists(folder + "/config.toml"), folder,
-            ": has no config.toml, expected the folder of a run or of a comparison.");
-    const bool several = is_comparison(folder);
-    if (!several) {
-      require(fs::exists(folder + "/metrics.jsonl"), folder,
-              ": has no metrics.jsonl: it was not trained here, so there is nothing to report.");
-    }
-    const size_t first_rank = rank;
-    const size_t before = out.size();
-    for (Place& place : several ? runs_of_comparison(folder, first_rank)
-                                : std::vector{Place{.folder = folder, .rank = first_rank}}) {
-      rank = std::max(rank, place.rank + 1);
-      if (!seen.insert(fs::canonical(place.folder)).second) {
-        usage_error(place.folder, ": the run is named twice.");
-      }
-      out.push_back(std::move(place));
-    }
-    // Of a comparison by itself its sweep is reported, too, and why it has chosen nothing.
-    const bool swept = folders.size() == 1 && !read_comparison_file(folder).sweep_runs.empty();
-    if (out.size() == before && !swept) {
-      fail(folder,
-           ": is a comparison of which no run has begun, or only runs of its sweep, so there is "
-           "nothing to report yet.");
-    }
-  }
-  return out;
-}
 
 // `wanted`, or with a number after it where `taken` has it.
 std::string unique(const std::string& wanted, const std::set<std::string>& taken) {
@@ -165,119 +78,11 @@ std::string apart_from(const std::string& name, data::TaskSpec& first, data::Tas
   return str("differs from `", name, "` in ", report::list_of(parts));
 }
 
-// Whether a key of [train] may differ between models that are compared. Unequal steps are seen in
-// the tokens.
-bool is_of_no_consequence(const std::string& key) {
-  static const std::set<std::string> keys = {
-      "steps",      "seed",  "eval_every",      "checkpoint_every", "device",
-      "accumulate", "shard", "tensor_parallel", "context_parallel", "activation_checkpointing"};
-  return keys.contains(key);
-}
-
 // What the runs of one model share: all but the seed.
 std::string without_seed(RunConfig config) {
   config.train.seed = 0;
   return to_toml(stored_config(config));
 }
-
-}  // namespace
-
-std::string train_differences(TrainOptions baseline, TrainOptions run,
-                              const std::set<std::string>& chosen) {
-  std::vector<std::string> changed;
-  for (const Difference& d : differences(write_fields(baseline), write_fields(run))) {
-    if (is_of_no_consequence(d.key) || chosen.contains("train." + d.key)) continue;
-    changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
-  }
-  return join(changed);
-}
-
-std::string mixer_sources(const ModelConfig& model) {
-  std::vector<std::string> sources;
-  for (const LayerConfig& layer : model.layers) {
-    for (const TokenMixerEntry& entry : token_mixers()) {
-      if (entry.name != layer.mixer->type()) continue;
-      if (std::find(sources.begin(), sources.end(), entry.source) == sources.end()) {
-        sources.push_back(entry.source);
-      }
-    }
-  }
-  return join(sources, "; ");
-}
-
-bool is_whole(const TrainOptions& train, const std::vector<EvalPoint>& evaluations) {
-  if (evaluations.empty()) return false;
-  const EvalPoint& last = evaluations.back();
-  return last.step >= train.steps ||
-         (train.stop_accuracy && last.validation_accuracy >= *train.stop_accuracy);
-}
-
-report::Point report_point(const EvalPoint& p, double bytes_per_token) {
-  const bool text = bytes_per_token > 0;
-  const double bits = std::log(2.0) * bytes_per_token;
-  std::vector<double> parts = text ? p.loss_parts : p.accuracy_parts;
-  for (double& part : parts) part = text ? part / bits : 1 - part;
-  return {.step = p.step,
-          .tokens = static_cast<double>(p.tokens),
-          .seconds = p.seconds,
-          .train_loss = p.train_loss,
-          .loss = p.loss,
-          .quality = text ? p.loss / bits : 1 - p.accuracy,
-          .quality_error = text ? p.loss_error / bits : p.accuracy_error,
-          .quality_parts = std::move(parts),
-          .accuracy = text ? report::kUnknown : p.accuracy,
-          .expert_load = p.expert_load};
-}
-
-report::TaskInfo report_task(const std::string& name, const data::Task& task,
-                             data::TaskSpec& options) {
-  const bool text = task.bytes_per_token() > 0;
-  report::TaskInfo out{.name = name,
-                       .description = task.describe(),
-                       .metric = text ? "bits per byte" : "error rate",
-                       .unit = work_unit(task).name,
-                       .lower_is_better = true,
-                       .percent = !text};
-  out.options.push_back({"type", options.type()});
-  const Node written = write_fields(options);
-  for (const auto& [key, value] : written.table()) {
-    out.options.push_back({key, toml_value(value)});
-  }
-  // A floor in bits per byte would be that of a uniform guess, which no model stays at.
-  if (text) return out;
-  for (const data::Floor& floor : task.floors()) {
-    out.floors.push_back({.name = floor.name, .quality = 1 - floor.accuracy});
-  }
-  return out;
-}
-
-std::string stopping_text(const TrainOptions& options) {
-  if (!options.stop_accuracy) return "";
-  const char* const results =
-      options.eval_split == "test" ? "; their results are of other data, the test data"
-      : options.eval_split == "all"
-          ? ", which is half of the data of their results and makes these a little too good"
-          : ", which is also the data of their results and makes these too good";
-  return str("runs end once they reach an accuracy of ", report::percent(*options.stop_accuracy),
-             " on validation data", results);
-}
-
-report::Build report_build(const Model& model, const data::Task& task) {
-  const ModelCosts costs = model_costs(model, task.length());
-  const std::optional<MeasuredState> state = measured_state(model, task.length());
-  ModelConfig config = model.config();
-  report::Build out{.parameters = costs.parameters,
-                    .flops_per_token = costs.flops_per_token,
-                    .flops_per_unit = flops_per_unit(model, task),
-                    .state_bytes_per_token = costs.state_bytes_per_token,
-                    .mechanism_share = costs.mechanism_share,
-                    .config = to_toml(write_fields(config))};
-  if (state) out.measured_state_bytes_per_token = state->bytes_per_token;
-  if (costs.state_bytes > 0) out.state_bytes = costs.state_bytes;
-  return out;
-}
-
-namespace {
 
 // The tasks of the runs, by their configurations. New ones are added to a report.
 class NamedTasks {
@@ -817,46 +622,6 @@ void RunReport::add_speeds(report::Comparison& out) const {
       out.speeds.push_back(std::move(speed));
     }
   }
-}
-
-void take_result(report::Run& run, const RunResult& result) {
-  run.state = result.problem.empty() ? report::RunState::kFinished : report::RunState::kFailed;
-  run.problem = result.problem;
-  run.warning = result.warning;
-  run.tokens_per_second = result.tokens_per_second;
-  if (result.peak_memory >= 0) run.peak_memory_bytes = static_cast<double>(result.peak_memory);
-}
-
-void note_interruption(report::Run& run, const std::string& folder, const std::string& comparison,
-                       bool worked_on, const RunMetrics& metrics) {
-  if (run.state != report::RunState::kRunning || worked_on) return;
-  if (!fs::exists(folder + "/config.toml")) return;  // it has not begun
-  const StepPoint& last = metrics.last_step;
-  const std::vector<int64_t> saved = CheckpointStore(folder).steps();
-  run.interruption = {.step = last.step, .steps = run_config_in(folder).train.steps};
-  if (!saved.empty()) run.interruption->saved_step = saved.back();
-  if (!comparison.empty()) {
-    run.interruption->go_on = command_that_goes_on(comparison);
-    return;
-  }
-  // With as many processes as it had: a run of another number differs by rounding, or is refused
-  // where the processes share out the layers.
-  run.interruption->go_on = str("headloom train ", shell_word(folder), " --resume",
-                                last.processes > 1 ? str(" --processes ", last.processes) : "");
-}
-
-std::string command_that_goes_on(const std::string& comparison) {
-  return "headloom compare " + shell_word(comparison);
-}
-
-std::string command_that_plans(const std::string& comparison) {
-  return command_that_goes_on(comparison) + " --plan";
-}
-
-std::vector<std::string> begun_runs(const std::vector<std::string>& folders) {
-  std::vector<std::string> out;
-  for (const Place& place : places_in(folders)) out.push_back(place.folder);
-  return out;
 }
 
 std::vector<std::string> RunReport::files() const {

@@ -13,6 +13,7 @@
 #include "core/lock.h"
 #include "support.h"
 #include "testing/file_limit.h"
+#include "train/reported.h"
 #include "train/run_report.h"
 
 namespace headloom::test::compare_test {

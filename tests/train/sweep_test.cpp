@@ -14,6 +14,7 @@
 #include "train/compare.h"
 #include "train/evaluate.h"
 #include "train/load.h"
+#include "train/reported.h"
 #include "train/run_folder.h"
 #include "train/state.h"
 #include "train/workers.h"

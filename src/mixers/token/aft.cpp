@@ -65,7 +65,7 @@ class Aft final : public TokenMixer {
     ops::AftOptions o;
     o.lengths = context.lengths;
     o.documents = context.documents;
-    return std::get<0>(mixed(x, o, context.recording));
+    return std::get<0>(mixed(x, o, context));
   }
 
   bool stateful() const override {
@@ -74,13 +74,13 @@ class Aft final : public TokenMixer {
   std::optional<int64_t> longest() const override {
     return bounded() ? std::optional(longest_) : std::nullopt;
   }
-  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     Tensor& sums = state.recurrent["aft"];
     const auto next = [&](const Tensor& piece, const Tensor& before, int64_t seen) {
       ops::AftOptions o;
       o.state = before;
       o.offset = seen;
-      return mixed(piece, o);
+      return mixed(piece, o, context);
     };
     Tensor y;
     if (bounded() && state.position.left_padding.defined()) {
@@ -140,8 +140,9 @@ class Aft final : public TokenMixer {
   // Whether the biases belong to positions.
   bool bounded() const { return options_.form == "local" || options_.form == "full"; }
 
+  // The output that the context wants and the sums after x.
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, ops::AftOptions& o,
-                                   Recording* recording = nullptr) const {
+                                   const MixerContext& context) const {
     const c10::SymInt last = o.offset + x.sym_size(1);
     if (bounded() && last > longest_) {
       usage_error("aft: form \"", options_.form, "\" has biases for ", longest_,
@@ -152,14 +153,14 @@ class Aft final : public TokenMixer {
     o.bias = bias_;
     if (u_.defined()) o.bias = at::matmul(u_, v_.t());
     const auto parts = qkv_->forward(x).chunk(3, -1);
-    if (recording != nullptr && recording->wants("weights.composed")) {
+    if (context.recording != nullptr && context.recording->wants("weights.composed")) {
       // The averages before the gate, which is 1/2 everywhere at q = 0.
-      recording->put("weights.composed", mean_channel_map(parts[2], [&](const Tensor& v) {
-                       return 2 * std::get<0>(ops::aft(at::zeros_like(v), parts[1], v, o));
-                     }));
+      context.recording->put("weights.composed", mean_channel_map(parts[2], [&](const Tensor& v) {
+                               return 2 * std::get<0>(ops::aft(at::zeros_like(v), parts[1], v, o));
+                             }));
     }
     const auto [y, state] = ops::aft(parts[0], parts[1], parts[2], o);
-    return {output_->forward(y), state};
+    return {output_->forward(newest_of(y, context)), state};
   }
 
   const AftOptions options_;

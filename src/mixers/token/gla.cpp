@@ -62,12 +62,12 @@ class Gla final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    return std::get<0>(mixed(x, {}, context.documents, context.recording));
+    return std::get<0>(mixed(x, {}, context));
   }
 
-  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     Tensor& before = state.recurrent["gla"];
-    auto [y, after] = mixed(x, before, {});
+    auto [y, after] = mixed(x, before, context);
     before = after;
     return y;
   }
@@ -92,9 +92,9 @@ class Gla final : public TokenMixer {
  private:
   int64_t head_dim() const { return keys_ / heads_; }  // of queries and keys
 
-  // The output and the state after x.
-  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
-                                   Recording* recording = nullptr) {
+  // The output that the context wants and the state after x.
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state,
+                                   const MixerContext& context) {
     const auto by_head = [&](const Tensor& t) {
       return t.unflatten(-1, {heads_, -1});
     };
@@ -104,15 +104,17 @@ class Gla final : public TokenMixer {
     const auto wide = at::toOpMathType(x.scalar_type());
     const Tensor log_decay =
         at::log_sigmoid(decay_up_->forward(decay_down_->forward(x)).to(wide)) / normalizer_;
-    if (recording != nullptr) {
-      show(by_head(parts[0]), by_head(parts[1]), by_head(log_decay), documents, *recording);
+    if (context.recording != nullptr) {
+      show(by_head(parts[0]), by_head(parts[1]), by_head(log_decay), context.documents,
+           *context.recording);
     }
-    const auto [o, last] =
-        ops::gated_linear_attention(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]),
-                                    by_head(log_decay), {.state = state, .documents = documents});
+    const auto [o, last] = ops::gated_linear_attention(
+        by_head(parts[0]), by_head(parts[1]), by_head(parts[2]), by_head(log_decay),
+        {.state = state, .documents = context.documents});
     const double eps = 1e-6 * static_cast<double>(head_dim());
     const Tensor y =
-        ops::gated_norm(o, by_head(gate_->forward(x)), at::full({}, eps, x.options().dtype(wide)));
+        ops::gated_norm(newest_of(o, context), by_head(gate_->forward(newest_of(x, context))),
+                        at::full({}, eps, x.options().dtype(wide)));
     return {output_->forward((y * norm_.to(y.scalar_type())).flatten(-2)), last};
   }
 

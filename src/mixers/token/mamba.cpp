@@ -75,11 +75,11 @@ class Mamba final : public TokenMixer {
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
     Tensor rows, h;
-    return mixed(x, rows, h, context.documents, context.recording);
+    return mixed(x, rows, h, context);
   }
 
-  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
-    return mixed(x, state.recurrent["conv"], state.recurrent["ssm"], {});
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
+    return mixed(x, state.recurrent["conv"], state.recurrent["ssm"], context);
   }
 
   std::vector<Cost> own_costs(int64_t) const override {
@@ -101,10 +101,11 @@ class Mamba final : public TokenMixer {
   }
 
  private:
-  // y after x, given what was before it and changed to what it leaves: the last rows of x'
-  // [B, W - 1, I] and h [B, I, N].
-  Tensor mixed(const Tensor& x, Tensor& rows, Tensor& h, const Tensor& documents,
-               Recording* recording = nullptr) const {
+  // The y that the context wants, given what was before x and changed to what x leaves: the last
+  // rows of x' [B, W - 1, I] and h [B, I, N].
+  Tensor mixed(const Tensor& x, Tensor& rows, Tensor& h, const MixerContext& context) const {
+    const Tensor& documents = context.documents;
+    Recording* const recording = context.recording;
     const std::vector<Tensor> parts = input_->forward(x).split(inner_, -1);
     const ContextParallel* const among = context_parallel();
     if (among != nullptr) rows = last_rows_before(parts[0], *among);
@@ -144,7 +145,7 @@ class Mamba final : public TokenMixer {
     options.z = parts[1];
     options.state = h;
     std::tie(y, h) = ops::selective_scan(u, dt, A, selected[1], selected[2], options);
-    return output_->forward(y);
+    return output_->forward(newest_of(y, context));
   }
 
   // The W - 1 rows before each row of positions that processes share out.

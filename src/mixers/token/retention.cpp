@@ -75,14 +75,14 @@ class Retention final : public TokenMixer {
   Tensor compute(const Tensor& x, const MixerContext& context) override {
     if (context_parallel() != nullptr) {
       const Positions before = context_parallel()->before(x.size(0), x.size(1));
-      return std::get<0>(mixed(x, {}, {}, before));
+      return std::get<0>(mixed(x, {}, before, {}));
     }
-    return std::get<0>(mixed(x, {}, context.documents, {}, context.recording));
+    return std::get<0>(mixed(x, {}, {}, context));
   }
 
-  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     Tensor& before = state.recurrent["retention"];
-    auto [y, after] = mixed(x, before, {}, state.position);
+    auto [y, after] = mixed(x, before, state.position, context);
     before = after;
     return y;
   }
@@ -105,9 +105,10 @@ class Retention final : public TokenMixer {
   }
 
  private:
-  // The output and the state after x, which follows the positions `seen`.
-  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Tensor& documents,
-                                   const Positions& seen, Recording* recording = nullptr) {
+  // The output that the context wants and the state after x, which follows the positions `seen`.
+  std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& state, const Positions& seen,
+                                   const MixerContext& context) {
+    const Tensor& documents = context.documents;
     const int64_t heads = heads_;
     const std::vector<Tensor> parts = qkv_->forward(x).split_with_sizes({2 * keys_, values_}, -1);
     const auto by_head = [](const Tensor& t, int64_t count) {
@@ -116,15 +117,18 @@ class Retention final : public TokenMixer {
     const std::vector<Tensor> turned =
         rotary_.apply(by_head(parts[0], 2 * heads), seen).split(heads, 2);
     prepare(rows_needed(seen, x.sym_size(1)), x);
-    if (recording != nullptr) show(turned[0], turned[1], lost_, documents, *recording);
+    if (context.recording != nullptr) {
+      show(turned[0], turned[1], lost_, documents, *context.recording);
+    }
     const Tensor values = by_head(parts[1], heads);
     const Tensor before =
         context_parallel() == nullptr ? state : state_of_others(turned[1], values, lost_);
     const auto [o, last] =
         ops::retention(turned[0], turned[1], values, gamma_,
                        {.state = before, .documents = documents, .chunk = options_.chunk});
-    const Tensor y = ops::gated_norm(o, by_head(gate_->forward(x), heads),
-                                     eps_of(x.sym_size(1), documents, seen));
+    const Tensor y = ops::gated_norm(newest_of(o, context),
+                                     by_head(gate_->forward(newest_of(x, context)), heads),
+                                     newest_of(eps_of(x.sym_size(1), documents, seen), context));
     return {output_->forward(y.flatten(-2)), last};
   }
 

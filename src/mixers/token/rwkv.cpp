@@ -44,13 +44,13 @@ class Rwkv final : public TokenMixer {
   }
 
   Tensor compute(const Tensor& x, const MixerContext& context) override {
-    return std::get<0>(mixed(x, {}, {}, context.documents, context.recording));
+    return std::get<0>(mixed(x, {}, {}, context));
   }
 
-  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext&) override {
+  Tensor compute_next(const Tensor& x, MixerState& state, const MixerContext& context) override {
     Tensor &last = state.recurrent["shift"], &sums = state.recurrent["wkv"];
     Tensor y;
-    std::tie(y, sums) = mixed(x, last, sums, {});
+    std::tie(y, sums) = mixed(x, last, sums, context);
     last = x.select(1, x.size(1) - 1).clone();
     return y;
   }
@@ -73,9 +73,12 @@ class Rwkv final : public TokenMixer {
   }
 
  private:
-  // y and the sums after x, given what was before it: its last position [B, C] and the sums.
+  // The y that the context wants and the sums after x, given what was before it: its last position
+  // [B, C] and the sums.
   std::tuple<Tensor, Tensor> mixed(const Tensor& x, const Tensor& last, const Tensor& sums,
-                                   const Tensor& documents, Recording* recording = nullptr) const {
+                                   const MixerContext& context) const {
+    const Tensor& documents = context.documents;
+    Recording* const recording = context.recording;
     ops::TokenShiftOptions shift;
     shift.last = last;
     shift.documents = documents;
@@ -100,7 +103,7 @@ class Rwkv final : public TokenMixer {
       }
     }
     const auto [y, end] = ops::wkv(k, value_->forward(parts[1]), rates, bonus_, o);
-    return {output_->forward(y), end};
+    return {output_->forward(newest_of(y, context)), end};
   }
 
   Tensor mix_;                 // [3, C]
@@ -111,10 +114,9 @@ class Rwkv final : public TokenMixer {
 }  // namespace
 
 TokenMixerEntry rwkv_mixer() {
-  return token_mixer<Rwkv>("rwkv",
-                           "fading averages of the values, a rate a channel, linear in the length",
-                           "Peng et al. 2023 (RWKV-4)",
-                           {.bidirectional = false, .tensor_parallel = true});
+  return token_mixer<Rwkv>(
+      "rwkv", "fading averages of the values, a rate a channel, linear in the length",
+      "Peng et al. 2023 (RWKV-4)", {.bidirectional = false, .tensor_parallel = true});
 }
 
 }  // namespace headloom
