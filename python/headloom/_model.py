@@ -440,6 +440,8 @@ class Model(FunctionalModule):
         return self._text_tokenizer().decode(tokens)
 
     def _text_tokenizer(self) -> Tokenizer:
+        if self.config["kind"] == "vit":
+            raise ValueError('the model is of kind "vit", which reads images and no text.')
         if self.tokenizer is None:
             vocabulary = self.config.get("vocabulary")
             raise ValueError(

@@ -74,6 +74,11 @@ def _position_bias(tensor: torch.Tensor, call: Mapping[str, Any]) -> Dims:
     return _WEIGHT if call["form"] == "conv" else NEITHER
 
 
+def _rows(last: int) -> Callable[[torch.Tensor, Mapping[str, Any]], Dims]:
+    """Of tensors with any number of dimensions, of which the `last` ones are never split: [B, ..., E], or [B, T, H, ..., E]."""
+    return lambda tensor, call: (0 if tensor.dim() > last else None, 2 if tensor.dim() > 2 + last else None)
+
+
 _HEADS: Dims = (0, 2)  # [B, T, H, ...], and [B, T, C]
 _BATCH: Dims = (0, None)
 _WEIGHT: Dims = (None, 0)  # [H, ...]
@@ -135,7 +140,7 @@ RULES = {
     "token_shift": Rule(
         {"x": _HEADS, "mix": (None, 1), "last": (0, 1), "documents": _BATCH}, [_HEADS], frozenset({"documents"})
     ),
-    "gated_norm": Rule({"x": _HEADS, "gate": _HEADS, "eps": _aligned(-3, -1)}, [_HEADS], frozenset({"eps"})),
+    "gated_norm": Rule({"x": _rows(1), "gate": _rows(1), "eps": _rows(0)}, [_HEADS], frozenset({"eps"})),
     "rotary": Rule(
         {"x": _HEADS, **dict.fromkeys(("cos", "sin"), _aligned(-3, -99))}, [_HEADS], frozenset({"cos", "sin"})
     ),
@@ -162,6 +167,7 @@ class _Call:
         # For each dimension of the mesh: the dimension of the first tensor that is split, and whether it is that of the heads.
         self.split: list[tuple[int, bool] | None] = []
         placements = first.placements if isinstance(first, DTensor) else [Replicate()] * self.mesh.ndim
+        parts = 1  # of the heads, by all dimensions of the mesh so far
         for i, placement in enumerate(placements):
             dim = placement.dim if isinstance(placement, Shard) else None
             batch, heads = self.dims(next(iter(named)), first)
@@ -169,8 +175,9 @@ class _Call:
                 self.split.append(None)
             elif dim == batch or (rule.every_row and dim < first.dim() - 1):
                 self.split.append((dim, False))
-            elif dim == heads and rule.separate_heads(named) and self.heads_fit(self.mesh.size(i)):
+            elif dim == heads and rule.separate_heads(named) and self.heads_fit(parts * self.mesh.size(i)):
                 self.split.append((dim, True))
+                parts *= self.mesh.size(i)
             else:
                 self.split.append(None)
 

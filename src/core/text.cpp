@@ -112,4 +112,11 @@ std::string human_bytes(double bytes) {
   return formatted(unit == 0 ? "%.0f " : "%.1f ", bytes) + units[unit];
 }
 
+std::string lower_case(std::string text) {
+  for (char& c : text) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return text;
+}
+
 }  // namespace headloom

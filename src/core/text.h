@@ -30,6 +30,9 @@ std::string counted(int64_t count, std::string_view thing);
 // What rounds to zero has no minus sign.
 std::string formatted(const char* format, double value);
 
+// With the letters A to Z small.
+std::string lower_case(std::string text);
+
 // 1234567 -> "1.23M"; for counts shown to people.
 std::string human_count(double value);
 

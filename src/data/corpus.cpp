@@ -223,8 +223,10 @@ Corpus read_corpus(const CorpusOptions& options) {
                               : files.size() == 1
                                   ? "the one file found is empty or not text"
                                   : str("the ", files.size(), " files found are empty or not text");
+    const std::string others = LeftOut{.no_file = left_out.no_file}.text();
     fail("there is no text in ", join(options.paths), ": ", found,
-         options.extensions.empty() ? "." : " (looking for " + join(options.extensions) + ").");
+         options.extensions.empty() ? "" : " (looking for " + join(options.extensions) + ")",
+         others.empty() ? "." : "; " + others + ".");
   }
   return {std::move(documents), std::move(left_out)};
 }

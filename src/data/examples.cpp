@@ -166,20 +166,22 @@ Batch ExampleTask::eval_batch(int64_t first, int64_t count) const {
   return batch_of(*this, samples, length());
 }
 
-std::vector<Floor> ExampleTask::floors() const {
-  if (classes() == 0) return Task::floors();
-  std::vector<Sample> trained, judged;
-  for (const size_t i : train_) trained.push_back(sample(i));
-  for (int64_t i = 0; i < eval_sequences_; ++i) {
-    judged.push_back(sample(held_out_[static_cast<size_t>(i)]));
+std::vector<size_t> ExampleTask::held_out(const std::vector<int64_t>& numbers) const {
+  std::vector<size_t> examples;
+  for (const int64_t number : numbers) {
+    examples.push_back(held_out_[static_cast<size_t>(number)]);
   }
-  if (goal() == Goal::tags) return tag_floors(classes(), trained, judged);
-  const auto labels = [](const std::vector<Sample>& samples) {
+  return examples;
+}
+
+std::vector<Floor> ExampleTask::floors_of(const std::vector<int64_t>& judged) const {
+  if (goal() != Goal::label) return Task::floors_of(judged);
+  const auto labels = [&](const std::vector<size_t>& examples) {
     std::vector<int64_t> out;
-    for (const Sample& sample : samples) out.push_back(sample.targets.front());
+    for (const size_t i : examples) out.push_back(label_of(i));
     return out;
   };
-  return class_floors(classes(), labels(trained), labels(judged));
+  return class_floors(classes(), labels(train_), labels(held_out(judged)));
 }
 
 Sample ExampleTask::framed(const std::vector<int32_t>& first,

@@ -66,7 +66,7 @@ class ExampleTask : public Task {
   }
   Batch train_batch(int64_t index, int64_t batch_size) const final;
   Batch eval_batch(int64_t first, int64_t count) const final;
-  std::vector<Floor> floors() const override;
+  std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override;
   std::vector<int64_t> encode(std::string_view text) const final {
     return tokens_of(*tokenizer_, text);
   }
@@ -80,6 +80,8 @@ class ExampleTask : public Task {
   ExampleTask(const std::string& type, const std::string& tokenizer, int64_t length, int64_t texts);
 
   virtual Sample sample(size_t example) const = 0;
+  // The class of an example, where each has one.
+  virtual int64_t label_of(size_t) const { return kIgnore; }
 
   // Training visits `train` in an order of its own every epoch; at most `eval_sequences` of
   // `held_out` are evaluated, a fair sample.
@@ -101,6 +103,8 @@ class ExampleTask : public Task {
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const std::vector<size_t>& train() const { return train_; }
+  // The examples that are the held-out sequences of these numbers.
+  std::vector<size_t> held_out(const std::vector<int64_t>& numbers) const;
   // "N to train on and M of K held out", and how many are trained on nowhere as they are held out.
   std::string counts() const;
   // "; N of them longer than 64 tokens and cut" for `cut` examples, "" for none.

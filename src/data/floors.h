@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "data/generated.h"
 #include "data/task.h"
 
 namespace headloom::data {
@@ -17,11 +16,15 @@ namespace headloom::data {
 std::vector<Floor> class_floors(int64_t classes, const std::vector<int64_t>& trained,
                                 const std::vector<int64_t>& judged);
 
+struct TaggedWord {
+  uint64_t word;  // a number of its own, or a hash
+  int64_t tag;    // in [0, classes)
+};
+
 // The same of a task with tags, and beside it each word's own most frequent tag, the usual baseline
-// of taggers (Jurafsky and Martin, Speech and Language Processing, chapter 17). A word is the
-// tokens from a tag on to the next. One that is not among `trained` has the tag that is most
-// frequent over all.
-std::vector<Floor> tag_floors(int64_t classes, const std::vector<Sample>& trained,
-                              const std::vector<Sample>& judged);
+// of taggers (Jurafsky and Martin, Speech and Language Processing, chapter 17). A word that is not
+// among `trained` has the tag that is most frequent over all.
+std::vector<Floor> tag_floors(int64_t classes, const std::vector<TaggedWord>& trained,
+                              const std::vector<TaggedWord>& judged);
 
 }  // namespace headloom::data

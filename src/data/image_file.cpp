@@ -40,6 +40,8 @@ Image read_png(const std::string& path, const std::string& bytes) {
     broken(path, "PNG", png.message);
   }
   png.format = PNG_FORMAT_RGB;
+  // 16-bit values without a word about their gamma are meant as those of 8 bits are.
+  png.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
   Image image;
   try {
     image = allocate(path, "PNG", png.height, png.width);
@@ -78,24 +80,45 @@ class Jpeg {
     jpeg_mem_src(&jpeg_, reinterpret_cast<const unsigned char*>(bytes.data()),
                  static_cast<unsigned long>(bytes.size()));
     jpeg_read_header(&jpeg_, TRUE);
-    jpeg_.out_color_space = JCS_RGB;
+    // Photographs for print; libjpeg has no RGB of them.
+    jpeg_.out_color_space = has_ink() ? JCS_CMYK : JCS_RGB;
     return true;
   }
-  bool read(uint8_t* row) {
+  // `row` has room for all pixels, `inks` for a row of four bytes a pixel where has_ink().
+  bool read(uint8_t* row, uint8_t* inks) {
     if (setjmp(place_)) return false;
     jpeg_start_decompress(&jpeg_);
     while (jpeg_.output_scanline < jpeg_.output_height) {
-      JSAMPROW rows[] = {row + static_cast<size_t>(jpeg_.output_scanline) * width() * 3};
+      uint8_t* const to = row + static_cast<size_t>(jpeg_.output_scanline) * width() * 3;
+      JSAMPROW rows[] = {has_ink() ? inks : to};
       jpeg_read_scanlines(&jpeg_, rows, 1);
+      if (has_ink()) to_rgb(inks, to);
     }
     jpeg_finish_decompress(&jpeg_);
     return true;
+  }
+  bool has_ink() const {
+    return jpeg_.jpeg_color_space == JCS_CMYK || jpeg_.jpeg_color_space == JCS_YCCK;
   }
   size_t height() const { return jpeg_.image_height; }
   size_t width() const { return jpeg_.image_width; }
   const char* message() const { return message_; }
 
  private:
+  // Each ink lets through a part of its colour, and black of all. Adobe's files, which are nearly
+  // all that there are, hold what is let through; others hold what is not.
+  void to_rgb(const uint8_t* inks, uint8_t* rgb) const {
+    const auto through = [&](uint8_t ink) {
+      return jpeg_.saw_Adobe_marker ? unsigned{ink} : 255u - ink;
+    };
+    for (size_t i = 0; i < width(); ++i) {
+      for (size_t c = 0; c < 3; ++c) {
+        rgb[3 * i + c] =
+            static_cast<uint8_t>((through(inks[4 * i + c]) * through(inks[4 * i + 3]) + 127) / 255);
+      }
+    }
+  }
+
   [[noreturn]] static void leave(j_common_ptr jpeg) {
     auto* self = static_cast<Jpeg*>(jpeg->client_data);
     jpeg->err->format_message(jpeg, self->message_);
@@ -112,11 +135,13 @@ Image read_jpeg(const std::string& path, const std::string& bytes) {
   Jpeg jpeg;
   if (!jpeg.begin(bytes)) broken(path, "JPEG", jpeg.message());
   Image image = allocate(path, "JPEG", jpeg.height(), jpeg.width());
-  if (!jpeg.read(image.rgb.data())) broken(path, "JPEG", jpeg.message());
+  std::vector<uint8_t> inks(jpeg.has_ink() ? 4 * jpeg.width() : 0);
+  if (!jpeg.read(image.rgb.data(), inks.data())) broken(path, "JPEG", jpeg.message());
   return image;
 }
 
-// "P6 width height 255" (P5: grey), spaces and comments between, one space, then the pixels.
+// "P6 width height maximum" (P5: grey), spaces and comments between, one space, then the pixels, of
+// two bytes each where the maximum is above 255.
 Image read_netpbm(const std::string& path, const std::string& bytes) {
   size_t at = 2;
   const auto number = [&]() -> uint64_t {
@@ -132,16 +157,21 @@ Image read_netpbm(const std::string& path, const std::string& bytes) {
     return value;
   };
   const uint64_t width = number(), height = number(), maximum = number();
-  if (maximum != 255) broken(path, "PPM", str("its maximum is ", maximum, ", expected 255"));
+  if (maximum < 1 || maximum > 65535) {
+    broken(path, "PPM", str("its maximum is ", maximum, ", expected 1 to 65535"));
+  }
   ++at;
   Image image = allocate(path, "PPM", height, width);
-  const size_t channels = bytes[1] == '6' ? 3 : 1;
-  const size_t size = image.rgb.size() / 3 * channels;
+  const size_t channels = bytes[1] == '6' ? 3 : 1, wide = maximum > 255 ? 2 : 1;
+  const size_t size = image.rgb.size() / 3 * channels * wide;
   if (at > bytes.size() || bytes.size() - at < size) {
     broken(path, "PPM", str("it ends after ", bytes.size(), " of ", at + size, " bytes"));
   }
   for (size_t i = 0; i < image.rgb.size(); ++i) {
-    image.rgb[i] = static_cast<uint8_t>(bytes[at + (channels == 3 ? i : i / 3)]);
+    const size_t place = at + (channels == 3 ? i : i / 3) * wide;
+    uint64_t value = static_cast<uint8_t>(bytes[place]);
+    if (wide == 2) value = value << 8 | static_cast<uint8_t>(bytes[place + 1]);
+    image.rgb[i] = static_cast<uint8_t>((std::min(value, maximum) * 255 + maximum / 2) / maximum);
   }
   return image;
 }

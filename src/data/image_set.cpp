@@ -22,6 +22,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kCifarSize = 32;
 constexpr int64_t kCifarPixels = 3 * kCifarSize * kCifarSize;
 
+// Of an image that is scaled, in pixels: a narrow one would need memory without end.
+constexpr int64_t kLongestSide = 1 << 16;
+
 // Channel statistics of the training images, as commonly used.
 constexpr std::array<double, 3> kCifar10Mean = {0.4914, 0.4822, 0.4465};
 constexpr std::array<double, 3> kCifar10Spread = {0.2470, 0.2435, 0.2616};
@@ -41,6 +44,9 @@ at::Tensor fit(const at::Tensor& pixels, const ImageFileOptions& options, const 
     return std::max(size, static_cast<int64_t>(std::llround(static_cast<double>(side) * scale)));
   };
   const int64_t rows = scaled(height), columns = scaled(width);
+  require(rows <= kLongestSide && columns <= kLongestSide, "the image '", path, "' is ", width,
+          " x ", height, " pixels, which is too narrow to be scaled to ", size,
+          " pixels on its shorter side.");
   const at::Tensor resized =
       at::_upsample_bilinear2d_aa(pixels.to(at::kFloat), {rows, columns}, /*align_corners=*/false);
   return resized.narrow(2, (rows - size) / 2, size)
@@ -116,7 +122,7 @@ ImageFiles read_cifar(const std::vector<fs::path>& files, const ImageFileOptions
   ImageFiles out;
   out.train = train.take();
   out.held_out = held_out.take();
-  for (int64_t i = 0; i < (fine ? 100 : 10); ++i) out.classes.push_back(std::to_string(i));
+  out.classes = fine ? 100 : 10;
   out.mean = fine ? kCifar100Mean : kCifar10Mean;
   out.spread = fine ? kCifar100Spread : kCifar10Spread;
   out.what = fine ? "CIFAR-100" : "CIFAR-10";
@@ -136,14 +142,20 @@ std::vector<fs::path> images_below(const std::string& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
-    std::string ending = entry->path().extension().string();
-    std::transform(ending.begin(), ending.end(), ending.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    const auto& known = image_extensions();
-    if (entry->path().filename().string().starts_with('.') ||
-        std::find(known.begin(), known.end(), ending) == known.end()) {
+    std::error_code ignored;
+    if (entry->path().filename().string().starts_with('.')) {
+      entry.disable_recursion_pending();
       continue;
     }
+    const std::string ending = lower_case(entry->path().extension().string());
+    const auto& known = image_extensions();
+    if (std::find(known.begin(), known.end(), ending) == known.end() ||
+        entry->is_directory(ignored)) {
+      continue;
+    }
+    // To open a pipe would wait for whoever writes to it.
+    require(entry->is_regular_file(ignored), "the image '", entry->path().string(),
+            "' is no regular file.");
     images.push_back(entry->path());
   }
   if (error) fail("cannot list the folder '", folder, "': ", error.message(), ".");
@@ -153,24 +165,67 @@ std::vector<fs::path> images_below(const std::string& folder) {
   return images;
 }
 
-std::vector<std::string> names_of(const std::vector<ClassPath>& classes) {
-  std::vector<std::string> names;
-  for (const ClassPath& entry : classes) names.push_back(entry.name);
-  return names;
+// The folder below `path` with the held-out images, where one has such a name; "" where none has.
+std::string held_out_below(const std::string& path) {
+  for (const fs::path& entry : entries(path)) {
+    const std::string name = lower_case(entry.filename().string());
+    std::error_code ignored;
+    for (const char* known : {"test", "val", "valid", "validation", "dev"}) {
+      if (name == known && fs::is_directory(entry, ignored)) return entry.string();
+    }
+  }
+  return "";
 }
 
-ImageSet read_split(const std::string& folder, const std::vector<std::string>& names,
+// Reads the images of the classes below `folder`, numbered as `names` has them.
+ImageSet read_split(const std::vector<ClassPath>& classes, const std::vector<std::string>& names,
                     const ImageFileOptions& options) {
-  const std::vector<ClassPath> classes = classes_below(folder, {});
-  require(names_of(classes) == names, "the folder '", folder, "' has the classes ",
-          join(names_of(classes)), ", expected those to train on, ", join(names), ".");
   Builder builder;
-  for (size_t c = 0; c < classes.size(); ++c) {
-    for (const fs::path& path : images_below(classes[c].path)) {
-      builder.add(read_pixels(path, options), static_cast<int64_t>(c));
+  for (const ClassPath& entry : classes) {
+    for (const fs::path& path : images_below(entry.path)) {
+      builder.add(read_pixels(path, options), class_number(names, entry.name));
     }
   }
   return builder.take();
+}
+
+// Of folders `train` and `held_out` with the same classes.
+void read_both(const std::string& train, const std::string& held_out,
+               const ImageFileOptions& options, ImageFiles& out) {
+  const std::vector<ClassPath> kept = classes_below(train, {}), held = classes_below(held_out, {});
+  const std::vector<std::string> own = class_names(kept, {}), others = class_names(held, {});
+  require(own == others, "the folder '", held_out, "' has the classes ", join(others),
+          ", expected those to train on, ", join(own), ".");
+  out.names = class_names(kept, options.labels);
+  out.train = read_split(kept, out.names, options);
+  out.held_out = read_split(held, out.names, options);
+}
+
+// Holds a share of each class out.
+void read_classes(const ImageFileOptions& options, ImageFiles& out) {
+  const std::vector<ClassPath> classes = classes_below(options.path, {});
+  out.names = class_names(classes, options.labels);
+  Builder kept, held;
+  for (const ClassPath& entry : classes) {
+    std::vector<fs::path> paths = images_below(entry.path);
+    const bool all = options.held_out == 1.0;
+    require(all || paths.size() >= 2, "the class '", entry.path,
+            "' has one image, expected at least two, one to train on and one held out.");
+    const auto lot = [&](const fs::path& path) {
+      return document_lot(path.lexically_relative(entry.path).generic_string(), kSplitSalt);
+    };
+    std::stable_sort(paths.begin(), paths.end(),
+                     [&](const fs::path& a, const fs::path& b) { return lot(a) < lot(b); });
+    const auto present = static_cast<int64_t>(paths.size());
+    const int64_t cut = all ? 0 : present - held_out_count(present, options.held_out);
+    for (int64_t i = 0; i < present; ++i) {
+      (i < cut ? kept : held)
+          .add(read_pixels(paths[static_cast<size_t>(i)], options),
+               class_number(out.names, entry.name));
+    }
+  }
+  out.train = kept.take();
+  out.held_out = held.take();
 }
 
 ImageFiles read_folders(const ImageFileOptions& options) {
@@ -179,40 +234,20 @@ ImageFiles read_folders(const ImageFileOptions& options) {
   out.spread = kImageNetSpread;
   const std::string train = options.path + "/train";
   std::error_code ignored;
-  if (fs::is_directory(train, ignored)) {
-    for (const char* name : {"test", "val", "validation"}) {
-      const std::string held_out = options.path + "/" + name;
-      if (!fs::is_directory(held_out, ignored)) continue;
-      out.classes = names_of(classes_below(train, {}));
-      out.train = read_split(train, out.classes, options);
-      out.held_out = read_split(held_out, out.classes, options);
-      out.what = str("images of the ", out.classes.size(), " classes in ", options.path);
-      return out;
-    }
+  const bool split = fs::is_directory(train, ignored);
+  const std::string held_out = split ? held_out_below(options.path) : "";
+  if (!held_out.empty()) {
+    read_both(train, held_out, options, out);
+  } else {
+    const auto is_folder = [&](const fs::path& entry) { return fs::is_directory(entry, ignored); };
+    const std::vector<fs::path> inside = split ? entries(train) : std::vector<fs::path>();
+    require(std::none_of(inside.begin(), inside.end(), is_folder), "the folder '", train,
+            "' has folders of its own, but '", options.path,
+            "' has no folder test, val, valid, validation or dev with the held-out images.");
+    read_classes(options, out);
   }
-  const std::vector<ClassPath> classes = classes_below(options.path, {});
-  out.classes = names_of(classes);
-  Builder kept, held;
-  for (size_t c = 0; c < classes.size(); ++c) {
-    std::vector<fs::path> paths = images_below(classes[c].path);
-    const bool all = options.held_out == 1.0;
-    require(all || paths.size() >= 2, "the class '", classes[c].path,
-            "' has one image, expected at least two, one to train on and one held out.");
-    const auto lot = [&](const fs::path& path) {
-      return document_lot(path.lexically_relative(classes[c].path).generic_string(), kSplitSalt);
-    };
-    std::stable_sort(paths.begin(), paths.end(),
-                     [&](const fs::path& a, const fs::path& b) { return lot(a) < lot(b); });
-    const auto present = static_cast<int64_t>(paths.size());
-    const int64_t cut = all ? 0 : present - held_out_count(present, options.held_out);
-    for (int64_t i = 0; i < present; ++i) {
-      (i < cut ? kept : held)
-          .add(read_pixels(paths[static_cast<size_t>(i)], options), static_cast<int64_t>(c));
-    }
-  }
-  out.train = kept.take();
-  out.held_out = held.take();
-  out.what = str("images of the ", out.classes.size(), " classes in ", options.path);
+  out.classes = static_cast<int64_t>(out.names.size());
+  out.what = str("images of the ", out.classes, " classes in ", options.path);
   return out;
 }
 

@@ -116,9 +116,12 @@ class Task {
 
   virtual Accuracy accuracy() const = 0;
   bool exact_match() const { return accuracy() == Accuracy::sequence; }
-  // At least one, in ascending order. Without an override: a uniform guess for one class, token or
-  // span; a task whose answers are sequences of tokens overrides it.
-  virtual std::vector<Floor> floors() const;
+  // At least one, in ascending order; on the held-out sequences of these numbers, where it depends
+  // on them. Without an override: a uniform guess for one class, token or span; a task whose
+  // answers are sequences of tokens overrides it.
+  virtual std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const;
+  // On all held-out sequences.
+  std::vector<Floor> floors() const;
   virtual DataSize data_size() const { return {}; }
   // bits per byte = loss / ln 2 / bytes_per_token(); 0 where that means nothing.
   virtual double bytes_per_token() const { return 0.0; }

@@ -6,9 +6,6 @@
 
 namespace headloom::serve {
 
-// With the letters A to Z small: what HTTP does not tell apart by case is compared so.
-std::string lower_case(std::string text);
-
 // An address or a name as it stands in a URL: IPv6 in brackets, "[::1]".
 std::string host_in_url(const std::string& host);
 

@@ -270,6 +270,14 @@ int64_t sequences_in(const data::Task& task, Split split) {
   return split == Split::all ? all : all / 2;
 }
 
+std::vector<int64_t> sequence_numbers(const data::Task& task, Split split, int64_t most) {
+  std::vector<int64_t> numbers(static_cast<size_t>(std::min(most, sequences_in(task, split))));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = sequence_number(split, static_cast<int64_t>(i));
+  }
+  return numbers;
+}
+
 void check_split(const data::Task& task, Split split) {
   const int64_t all = task.eval_sequences();
   if (split == Split::all || all >= 2) return;

@@ -41,6 +41,8 @@ Split split_named(const std::string& name);
 int64_t sequence_number(Split split, int64_t place);
 // How many held-out sequences of the task belong to `split`.
 int64_t sequences_in(const data::Task& task, Split split);
+// The numbers of the first `most` held-out sequences of `split`, or of all that there are.
+std::vector<int64_t> sequence_numbers(const data::Task& task, Split split, int64_t most);
 // Throws UsageError where the task has too few held-out sequences for `split` and its counterpart.
 void check_split(const data::Task& task, Split split);
 

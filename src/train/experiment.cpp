@@ -293,7 +293,9 @@ void Experiment::add_task(size_t t) {
       usage_error("task '", config_.tasks[t].name, "': ", error.what());
     }
   }
-  outcome_.comparison.tasks.push_back(report_task(config_.tasks[t].name, task, *run.task));
+  if (splits_) run.train.eval_split = "test";
+  outcome_.comparison.tasks.push_back(
+      report_task(config_.tasks[t].name, task, *run.task, run.train));
   outcome_.comparison.tasks.back().ladder = config_.tasks[t].ladder;
   parameters_.push_back(0);
   costs_.push_back(0);

@@ -10,6 +10,7 @@
 #include "model/describe.h"
 #include "report/format.h"
 #include "train/checkpoint.h"
+#include "train/evaluate.h"
 #include "train/run_folder.h"
 #include "train/run_session.h"
 #include "train/sweep.h"
@@ -78,7 +79,7 @@ report::Point report_point(const EvalPoint& p, double bytes_per_token) {
 }
 
 report::TaskInfo report_task(const std::string& name, const data::Task& task,
-                             data::TaskSpec& options) {
+                             data::TaskSpec& options, const TrainOptions& train) {
   const bool text = task.bytes_per_token() > 0;
   report::TaskInfo out{.name = name,
                        .description = task.describe(),
@@ -93,7 +94,9 @@ report::TaskInfo report_task(const std::string& name, const data::Task& task,
   }
   // A floor in bits per byte would be that of a uniform guess, which no model stays at.
   if (text) return out;
-  for (const data::Floor& floor : task.floors()) {
+  const std::vector<int64_t> judged =
+      sequence_numbers(task, split_named(train.eval_split), train.eval_sequences);
+  for (const data::Floor& floor : task.floors_of(judged)) {
     out.floors.push_back({.name = floor.name, .quality = 1 - floor.accuracy});
   }
   return out;

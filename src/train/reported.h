@@ -21,9 +21,10 @@ bool is_whole(const TrainOptions& train, const std::vector<EvalPoint>& evaluatio
 // share of wrong answers. `bytes_per_token`: the task's, 0 where it means nothing.
 report::Point report_point(const EvalPoint& point, double bytes_per_token);
 
-// A task as the report has it, with its options and floors.
+// A task as the report has it, with its options and its floors on the sequences that runs trained
+// so are judged by.
 report::TaskInfo report_task(const std::string& name, const data::Task& task,
-                             data::TaskSpec& options);
+                             data::TaskSpec& options, const TrainOptions& train);
 
 // What train.stop_accuracy means for the results of runs (TaskInfo::stopping); empty without it.
 std::string stopping_text(const TrainOptions& options);

@@ -31,9 +31,9 @@ CompareConfig comparison_in(const std::string& folder) {
 namespace {
 
 // COMPARISON/runs/TASK/MODEL/seed-N of the tasks, models and seeds that are configured.
-std::vector<Place> runs_of_comparison(const std::string& folder, size_t first_rank) {
+std::vector<RunPlace> runs_of_comparison(const std::string& folder, size_t first_rank) {
   const CompareConfig config = comparison_in(folder);
-  std::vector<Place> out;
+  std::vector<RunPlace> out;
   for (const ComparedTask& task : each_size(config)) {
     for (size_t m = 0; m < config.models.size(); ++m) {
       const std::string& model = config.models[m].name;
@@ -59,8 +59,8 @@ std::vector<Place> runs_of_comparison(const std::string& folder, size_t first_ra
 
 }  // namespace
 
-std::vector<Place> places_in(const std::vector<std::string>& folders) {
-  std::vector<Place> out;
+std::vector<RunPlace> places_in(const std::vector<std::string>& folders) {
+  std::vector<RunPlace> out;
   std::set<fs::path> seen;
   size_t rank = 0;
   for (const std::string& folder : folders) {
@@ -77,8 +77,8 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
     }
     const size_t first_rank = rank;
     const size_t before = out.size();
-    for (Place& place : several ? runs_of_comparison(folder, first_rank)
-                                : std::vector{Place{.folder = folder, .rank = first_rank}}) {
+    for (RunPlace& place : several ? runs_of_comparison(folder, first_rank)
+                                   : std::vector{RunPlace{.folder = folder, .rank = first_rank}}) {
       rank = std::max(rank, place.rank + 1);
       if (!seen.insert(fs::canonical(place.folder)).second) {
         usage_error(place.folder, ": the run is named twice.");
@@ -98,7 +98,7 @@ std::vector<Place> places_in(const std::vector<std::string>& folders) {
 
 std::vector<std::string> begun_runs(const std::vector<std::string>& folders) {
   std::vector<std::string> out;
-  for (const Place& place : places_in(folders)) out.push_back(place.folder);
+  for (const RunPlace& place : places_in(folders)) out.push_back(place.folder);
   return out;
 }
 

@@ -9,7 +9,7 @@
 namespace headloom {
 
 // A run's folder, and what its comparison calls its model and task.
-struct Place {
+struct RunPlace {
   std::string folder, model = {}, task = {}, comparison = {};
   std::string ladder = {};  // the task that its task is a size of, there
   size_t rank = 0;          // of the model: those of the first folders come first
@@ -24,7 +24,7 @@ CompareConfig comparison_in(const std::string& folder);
 // The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs that
 // have begun. Throws UsageError for a run that is named twice, and Error for a folder that is
 // neither or has nothing to report.
-std::vector<Place> places_in(const std::vector<std::string>& folders);
+std::vector<RunPlace> places_in(const std::vector<std::string>& folders);
 
 // The folders of the runs that RunReport(folders) reports. Throws as that does.
 std::vector<std::string> begun_runs(const std::vector<std::string>& folders);

@@ -96,7 +96,7 @@ class NamedTasks {
     std::optional<std::string> stopping;  // of the first run
   };
 
-  const Known& of(const Place& place, RunConfig& config, report::Comparison& report) {
+  const Known& of(const RunPlace& place, RunConfig& config, report::Comparison& report) {
     Known& known = tasks_[key_of(place, config)];
     if (known.task == nullptr) {
       if (!config.task->data_paths().empty()) known.seed = config.train.seed;
@@ -106,7 +106,7 @@ class NamedTasks {
       const std::string wanted = place.task.empty() ? config.task->type() : place.task;
       known.name = unique(wanted, names_);
       names_.insert(known.name);
-      report::TaskInfo info = report_task(known.name, *known.task, *config.task);
+      report::TaskInfo info = report_task(known.name, *known.task, *config.task, config.train);
       // One that is named otherwise than in its comparison is a size of another task, too.
       if (!place.ladder.empty()) {
         info.ladder = place.ladder + known.name.substr(place.task.size());
@@ -127,7 +127,7 @@ class NamedTasks {
   }
 
  private:
-  std::string key_of(const Place& place, const RunConfig& config) {
+  std::string key_of(const RunPlace& place, const RunConfig& config) {
     std::string key = to_toml(task_identity(*config.task));
     if (place.task.empty()) return key;
     // Sizes of two comparisons are the same where they have the same name.
@@ -149,8 +149,8 @@ class NamedModels {
  public:
   // Its label on `task`; a comparison's model has one label on all of its tasks if those that
   // others have too are named first. `config` has the task's sizes.
-  const std::string& of(const Place& place, const RunConfig& config, const NamedTasks::Known& task,
-                        report::Comparison& report) {
+  const std::string& of(const RunPlace& place, const RunConfig& config,
+                        const NamedTasks::Known& task, report::Comparison& report) {
     const std::string key = without_seed(config) + place.model;
     auto label = labels_.find(key);
     if (label == labels_.end()) {
@@ -186,7 +186,7 @@ class NamedModels {
 
  private:
   // As its comparison calls it, whose folders are COMPARISON/runs/TASK/MODEL/seed-N, or its folder.
-  static std::string plain_name(const Place& place) {
+  static std::string plain_name(const RunPlace& place) {
     if (!place.model.empty()) return place.model;
     return comparison_of(place.folder) ? folder_name(place.folder + "/..")
                                        : folder_name(place.folder);
@@ -230,7 +230,7 @@ void check_data(const std::string& folder, RunConfig& config, const NamedTasks::
 }  // namespace
 
 RunReport::RunReport(const std::vector<std::string>& folders) {
-  const std::vector<Place> places = places_in(folders);
+  const std::vector<RunPlace> places = places_in(folders);
   for (const std::string& folder : folders) {
     if (is_comparison(folder)) comparisons_.push_back({folder, comparison_in(folder)});
   }
@@ -241,7 +241,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   std::vector<RunConfig> configs;
   std::vector<const NamedTasks::Known*> tasks_of;
   std::map<const NamedTasks::Known*, std::set<std::string>> comparisons_of;
-  for (const Place& place : places) {
+  for (const RunPlace& place : places) {
     RunConfig& config = configs.emplace_back(config_with_data(place.folder));
     const NamedTasks::Known& task = tasks.of(place, config, empty_);
     check_data(place.folder, config, task);
@@ -257,7 +257,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
     }
   }
   for (size_t i = 0; i < places.size(); ++i) {
-    const Place& place = places[i];
+    const RunPlace& place = places[i];
     const RunConfig& config = configs[i];
     const NamedTasks::Known& task = *tasks_of[i];
     const std::string& model = labels[i];
@@ -324,9 +324,9 @@ std::map<std::string, std::string> RunReport::swept_for(const Run& run) const {
   for (const Compared& compared : comparisons_) {
     if (compared.folder != run.comparison) continue;
     for (const SweepKey& key : Sweep::read(compared.config.sweep).keys) {
-      std::vector<std::string> values;
-      for (const Node& value : key.values) values.push_back(toml_value(value));
-      out[key.place()] = join(values);
+      std::set<std::string> values;
+      for (const Node& value : key.values) values.insert(toml_value(value));
+      out[key.place()] = join({values.begin(), values.end()});
     }
   }
   return out;

@@ -111,15 +111,21 @@ TEST(TagText, LongSentencesAreCutBetweenWordsAndLostOnesCounted) {
 TEST(TagText, AGuessKnowsWhatTagsAWordUsuallyHas) {
   const Files files{.type = "tag_text"};
   const std::string train = "b Y\nm X\n\nb Y\nn X\n\nb X\no X\n",
-                    dev = "b Y\np X\n\nb Y\nq Y\n\nb X\nr X\n\na X\nt X\n";
-  const auto floors = task_of(files.options(train, dev))->floors();
+                    dev = "b Y\np X\n\nb Y\nq Y\n\nb X\nr X\n\na X\nt X\n\nt X\nb Y\n";
+  const auto task = task_of(files.options(train, dev));
+  const auto floors = task->floors();
   ASSERT_EQ(floors.size(), 3u);
   EXPECT_EQ(floors[0].name, "any class");
   EXPECT_DOUBLE_EQ(floors[0].accuracy, 0.5);
   EXPECT_EQ(floors[1].name, "the most frequent tag");
-  EXPECT_DOUBLE_EQ(floors[1].accuracy, 5.0 / 8);
-  EXPECT_EQ(floors[2].name, "each word's most frequent tag");  // b has Y, unknown words X
-  EXPECT_DOUBLE_EQ(floors[2].accuracy, 6.0 / 8);
+  EXPECT_DOUBLE_EQ(floors[1].accuracy, 6.0 / 10);
+  // b has Y wherever it stands, and unknown words have X.
+  EXPECT_EQ(floors[2].name, "each word's most frequent tag");
+  EXPECT_DOUBLE_EQ(floors[2].accuracy, 8.0 / 10);
+  // Of the sequences that are judged: one has X twice and one has Y twice.
+  double sum = 0;
+  for (int64_t i = 0; i < task->eval_sequences(); ++i) sum += task->floors_of({i}).back().accuracy;
+  EXPECT_DOUBLE_EQ(sum, 1 + 0.5 + 1 + 1 + 1);
 }
 
 TEST(TagText, LabelsKeepTheirGivenOrder) {
@@ -259,6 +265,10 @@ TEST(ClassifyPairs, TheMostFrequentClassIsThatOfTheTrainingData) {
   ASSERT_EQ(often->floors().size(), 2u);
   EXPECT_EQ(often->floors()[1].name, "the most frequent class");
   EXPECT_DOUBLE_EQ(often->floors()[1].accuracy, 2.0 / 3);
+  // Of the sequences that are judged, not of all.
+  int right = 0;
+  for (int64_t i = 0; i < 3; ++i) right += often->floors_of({i}).back().accuracy == 1.0;
+  EXPECT_EQ(right, 2);
   // Nothing to train on: of what is judged itself.
   const auto all = task_of("type = 'classify_pairs'\nheld_out = 1\nlabels = ['X', 'Y']\npath = '" +
                            files.folder.write("all", "a\tb\tY\nc\td\tY\ne\tf\tX\n") + "'");

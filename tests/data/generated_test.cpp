@@ -232,16 +232,16 @@ TEST(Floors, AreWhatTheGuessersReach) {
               [](const std::vector<int64_t>& inputs, Random& random) -> int64_t {
                 return inputs.size() < 3 ? random.below(9) : 10;
               });
-  // Of nine symbols there are 45 ascending pairs, of which nine begin with the first symbol.
-  check_floor("type = 'sequence'\nkind = 'sort'\ncount = 2\nsymbols = 9\nmin_count = 2",
-              "any symbols in ascending order, as many as the source has",
-              [](const std::vector<int64_t>& inputs, Random& random) -> int64_t {
-                if (inputs.size() == 3) return 10;
-                if (inputs.size() == 2) return inputs[1] + random.below(9 - inputs[1]);
-                int64_t first = 0, pair = random.below(45);
-                while (pair >= 9 - first) pair -= 9 - first++;
-                return first;
+  check_floor("type = 'sequence'\nkind = 'sort'\ncount = 16\nsymbols = 2\nmin_count = 16",
+              "the likeliest symbols in ascending order, as many as the source has",
+              [](const std::vector<int64_t>& inputs, Random&) -> int64_t {
+                return inputs.size() <= 8 ? 0 : inputs.size() <= 16 ? 1 : 3;
               });
+  EXPECT_NEAR(task_of("type = 'sequence'\nkind = 'sort'\ncount = 5\nsymbols = 3\nmin_count = 5")
+                  ->floors()
+                  .back()
+                  .accuracy,
+              120.0 / (2 * 2 * 1) / 243, 1e-12);
 }
 
 TEST(Floors, EveryTaskOfNoFilesHasSomeInAscendingOrder) {

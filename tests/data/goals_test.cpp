@@ -158,6 +158,18 @@ TEST(MaskedText, HidesTheShareThatWasAskedForAndKeepsTheRest) {
       total;
   EXPECT_NEAR(replaced, 0.8, 0.03);
   EXPECT_NEAR(kept, 0.1, 0.03);
+  // Guessing: what is shown as it is, and for the mask the most frequent one.
+  const Batch judged = task->eval_batch(0, task->eval_sequences());
+  const at::Tensor open = judged.targets.ne(kIgnore), masked = open & judged.inputs.eq(256);
+  std::map<int64_t, int64_t> behind;
+  for (const int64_t token : row(judged.targets.masked_select(masked).unsqueeze(0), 0)) {
+    ++behind[token];
+  }
+  int64_t right = (open & judged.inputs.eq(judged.targets)).sum().item<int64_t>(), most = 0;
+  for (const auto& [token, times] : behind) most = std::max(most, times);
+  right += most;
+  EXPECT_DOUBLE_EQ(task->floors().back().accuracy,
+                   static_cast<double>(right) / open.sum().item<double>());
   // Another epoch hides other bytes.
   const auto all = task_of("type = 'masked_text'\npaths = '" + texts.path() +
                            "'\nlength = 100\nmasked = 1.0\nreplaced = 0.0\nrandom = 0.0");
@@ -349,6 +361,24 @@ TEST(ClassifyText, FoldersAndFilesAreClasses) {
       "198 to train on and 22 of 22 held out; 54% of those to train on are of the class a");
   EXPECT_EQ(task->floors().back().name, "the most frequent class");
   EXPECT_DOUBLE_EQ(task->floors().back().accuracy, 12.0 / 22);
+
+  // The classes keep the numbers of a model, where a folder has other ones too.
+  const std::string other =
+      "type = 'classify_text'\nheld_out = 1\npath = '" + folder.path() + "'\n";
+  const auto given = task_of(other + "labels = ['z', 'b', 'a']");
+  EXPECT_EQ(given->classes(), 3);
+  const Batch numbered = given->eval_batch(0, given->eval_sequences());
+  for (int64_t i = 0; i < numbered.inputs.size(0); ++i) {
+    const std::string text = given->decode(tokens_of(numbered.inputs, numbered.lengths, i));
+    EXPECT_EQ(numbered.targets[i].item<int64_t>(), text.find('b') == std::string::npos ? 2 : 1);
+  }
+  EXPECT_EQ(error_of<UsageError>(other + "labels = ['z', 'b']"),
+            "'" + folder.path("a") + "' is a class that is not among labels = z, b.");
+  // A class that is not there would be missed by nobody.
+  std::filesystem::create_symlink(folder.path("none"), folder.path("c"));
+  EXPECT_EQ(error_of(other), "'" + folder.path("c") +
+                                 "' is neither a folder nor a file, so it is no class; take it "
+                                 "away or mend its link.");
 
   const Texts texts;
   EXPECT_EQ(task_of("type = 'classify_text'\npath = '" + texts.path() + "'")->classes(), 2);

@@ -1,6 +1,8 @@
 // Pictures: the generated ones, the files that are read, and what is refused.
 #include <png.h>
+#include <sys/stat.h>
 
+#include <array>
 #include <filesystem>
 #include <set>
 
@@ -45,7 +47,8 @@ std::string png(const Image& image, bool transparent = false) {
   return bytes;
 }
 
-std::string jpeg(const Image& image) {
+// `inks`: the pixels are cyan, magenta, yellow and black, and what is let through is written.
+std::string jpeg(const Image& image, bool inks = false) {
   jpeg_compress_struct out{};
   jpeg_error_mgr errors{};
   out.err = jpeg_std_error(&errors);
@@ -55,19 +58,45 @@ std::string jpeg(const Image& image) {
   jpeg_mem_dest(&out, &buffer, &size);
   out.image_width = static_cast<JDIMENSION>(image.width);
   out.image_height = static_cast<JDIMENSION>(image.height);
-  out.input_components = 3;
-  out.in_color_space = JCS_RGB;
+  out.input_components = inks ? 4 : 3;
+  out.in_color_space = inks ? JCS_CMYK : JCS_RGB;
   jpeg_set_defaults(&out);
   jpeg_set_quality(&out, 100, TRUE);
   jpeg_start_compress(&out, TRUE);
   for (int64_t row = 0; row < image.height; ++row) {
-    auto* pixels = const_cast<uint8_t*>(image.rgb.data()) + row * image.width * 3;
+    auto* pixels =
+        const_cast<uint8_t*>(image.rgb.data()) + row * image.width * out.input_components;
     jpeg_write_scanlines(&out, &pixels, 1);
   }
   jpeg_finish_compress(&out);
   jpeg_destroy_compress(&out);
   const std::string bytes(reinterpret_cast<char*>(buffer), size);
   std::free(buffer);
+  return bytes;
+}
+
+// One pixel of red, green and blue with 16 bits each, without a word about their gamma.
+std::string wide_png(std::array<uint16_t, 3> colour) {
+  std::string bytes;
+  png_structp out = png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
+  png_infop info = png_create_info_struct(out);
+  png_set_write_fn(
+      out, &bytes,
+      [](png_structp to, png_bytep data, size_t size) {
+        static_cast<std::string*>(png_get_io_ptr(to))->append(reinterpret_cast<char*>(data), size);
+      },
+      nullptr);
+  png_set_IHDR(out, info, 1, 1, 16, PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE,
+               PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+  png_write_info(out, info);
+  png_byte row[6];
+  for (size_t c = 0; c < 3; ++c) {
+    row[2 * c] = static_cast<png_byte>(colour[c] >> 8);
+    row[2 * c + 1] = static_cast<png_byte>(colour[c] & 255);
+  }
+  png_write_row(out, row);
+  png_write_end(out, nullptr);
+  png_destroy_write_struct(&out, &info);
   return bytes;
 }
 
@@ -96,6 +125,20 @@ TEST(ImageFile, EveryKindGivesThePixelsThatWereWritten) {
   }
   const Image grey = read_image(folder.write("a.pgm", "P5 2 1 255\n" + std::string("\x05\x09")));
   EXPECT_EQ(grey.rgb, (std::vector<uint8_t>{5, 5, 5, 9, 9, 9}));
+  const Image wide =
+      read_image(folder.write("wide.pgm", "P5 2 1 65535\n" + std::string("\x80\x80\x00\xff", 4)));
+  EXPECT_EQ(wide.rgb, (std::vector<uint8_t>{128, 128, 128, 1, 1, 1}));
+  const Image low = read_image(folder.write("low.pgm", "P5 2 1 15\n" + std::string("\x05\x0f")));
+  EXPECT_EQ(low.rgb, (std::vector<uint8_t>{85, 85, 85, 255, 255, 255}));
+  EXPECT_EQ(read_image(folder.write("w.png", wide_png({0x8080, 0x4040, 0xC0C0}))).rgb,
+            (std::vector<uint8_t>{128, 64, 192}));
+  Image print{8, 8, {}};
+  for (int i = 0; i < 64; ++i) print.rgb.insert(print.rgb.end(), {200, 100, 50, 204});
+  const Image photograph = read_image(folder.write("print.jpg", jpeg(print, /*inks=*/true)));
+  ASSERT_EQ(photograph.rgb.size(), 192u);
+  EXPECT_NEAR(photograph.rgb[90], 160, 3);
+  EXPECT_NEAR(photograph.rgb[91], 80, 3);
+  EXPECT_NEAR(photograph.rgb[92], 40, 3);
   const Image clear = read_image(folder.write("clear.png", png(image, /*transparent=*/true)));
   EXPECT_EQ(clear.rgb, std::vector<uint8_t>(105, 255));
 }
@@ -289,6 +332,30 @@ TEST(Images, FoldersAreClasses) {
   EXPECT_DOUBLE_EQ(more_blue.back().accuracy, 4.0 / 6);
   for (int i = 10; i < 20; ++i) std::filesystem::remove(folder.path(str("blue/", i, ".png")));
 
+  // The classes keep the numbers of a model, where a folder has not all of them.
+  const auto given = task_of(config + "\nlabels = ['red', 'none', 'blue']");
+  EXPECT_EQ(given->classes(), 3);
+  EXPECT_EQ(given->labels(), (std::vector<std::string>{"red", "none", "blue"}));
+  const Batch numbered = given->eval_batch(0, given->eval_sequences());
+  for (int64_t i = 0; i < numbered.targets.size(0); ++i) {
+    const double blue = numbered.images[i][2][4][4].item<double>() * 0.225 + 0.406;
+    EXPECT_EQ(numbered.targets[i].item<int64_t>(), blue > 0.5 ? 2 : 0);
+  }
+  EXPECT_EQ(error_of<UsageError>(config + "\nlabels = ['red', 'green']"),
+            "'" + folder.path("blue") + "' is a class that is not among labels = red, green.");
+  // Copies that an editor keeps are none; a pipe is never waited for.
+  folder.write("red/.copies/1.png", png(picture(8, 8, 255, 0, 0)));
+  EXPECT_EQ(task_of(config + "\nheld_out = 1")->eval_sequences(), 20);
+  ASSERT_EQ(::mkfifo(folder.path("red/pipe.png").c_str(), 0600), 0);
+  EXPECT_EQ(error_of(config),
+            "the image '" + folder.path("red/pipe.png") + "' is no regular file.");
+  std::filesystem::remove(folder.path("red/pipe.png"));
+  folder.write("red/narrow.png", png(picture(1, 3000, 255, 0, 0)));
+  expect_contains(
+      error_of("type = 'images'\nresize = true\nsize = 64\npath = '" + folder.path() + "'"),
+      "narrow.png' is 3000 x 1 pixels, which is too narrow to be scaled to 64 pixels");
+  std::filesystem::remove(folder.path("red/narrow.png"));
+
   // Other pixels, the same classes.
   folder.write("red/deep/3.PPM", ppm(picture(8, 8, 250, 60, 0)));
   const auto repainted = task_of(config + "\nheld_out = 0.2");
@@ -316,6 +383,14 @@ TEST(Images, FoldersAreClasses) {
   split.write("val/c/1.png", png(picture(8, 8, 1, 2, 3)));
   expect_contains(error_of(parts),
                   "val' has the classes a, b, c, expected those to train on, a, b");
+  std::filesystem::remove_all(split.path("val/c"));
+  std::filesystem::rename(split.path("val"), split.path("Valid"));
+  EXPECT_EQ(task_of(parts)->eval_sequences(), 2);
+  std::filesystem::rename(split.path("Valid"), split.path("more"));
+  EXPECT_EQ(error_of(parts), "the folder '" + split.path("train") +
+                                 "' has folders of its own, but '" + split.path() +
+                                 "' has no folder test, val, valid, validation or dev with the "
+                                 "held-out images.");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Lines of JSON: what is predicted, the split, and what is said of broken lines.
+#include <algorithm>
 #include <set>
 
 #include "core/files.h"
@@ -47,7 +48,25 @@ TEST(Jsonl, PredictsTheLabelAndTheEnd) {
     EXPECT_EQ(row(train.targets, i)[3 + answer.size()], 0);  // the end
   }
   EXPECT_EQ(trained.size(), 90u);
-  EXPECT_NEAR(task->floors().back().accuracy, (55.0 + 45.0 / 256.0) / 100.0 / 65536.0, 1e-9);
+  EXPECT_NEAR(task->floors()[0].accuracy, (55.0 + 45.0 / 256.0) / 100.0 / 65536.0, 1e-9);
+}
+
+TEST(Jsonl, AGuessKnowsTheUsualLabel) {
+  const TempFolder folder;
+  std::string lines;
+  for (int i = 0; i < 40; ++i) {
+    lines += str("{\"input\": \"", i, "\", \"label\": \"", i % 4 == 0 ? "no" : "yes", "\"}\n");
+  }
+  const auto task = task_of(config_of(folder, lines, "length = 8\nheld_out = 0.5"));
+  const Batch eval = task->eval_batch(0, task->eval_sequences());
+  int64_t yes = 0;
+  for (int64_t i = 0; i < eval.targets.size(0); ++i) {
+    const std::vector<int64_t> targets = row(eval.targets, i);
+    yes += std::count(targets.begin(), targets.end(), 'y');
+  }
+  EXPECT_EQ(task->floors().back().name, "the most frequent label");
+  EXPECT_DOUBLE_EQ(task->floors().back().accuracy,
+                   static_cast<double>(yes) / static_cast<double>(eval.targets.size(0)));
 }
 
 TEST(Jsonl, PredictsEveryTokenOfATextAndCutsLongOnes) {

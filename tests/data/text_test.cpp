@@ -64,6 +64,20 @@ TEST(Corpus, WhatIsNoRegularFileIsNamed) {
             (std::vector<std::string>{"one.txt", "two.txt"}));
   EXPECT_EQ(read_corpus({{folder.path("texts")}, {}, {}}).left_out.text(),
             "left out: 'broken.txt', 'linked' and 'pipe' are no regular files");
+  folder.write("links/.hidden", "");
+  std::filesystem::create_directory_symlink(folder.path("elsewhere"), folder.path("links/linked"));
+  EXPECT_THROW(
+      {
+        try {
+          read_corpus({{folder.path("links")}, {}, {}});
+        } catch (const Error& error) {
+          EXPECT_EQ(error.what(),
+                    "there is no text in " + folder.path("links") +
+                        ": no file was found; left out: 'linked' is no regular file.");
+          throw;
+        }
+      },
+      Error);
   // Only those that end so were asked for; a linked folder may hold some.
   EXPECT_EQ(read_corpus({{folder.path("texts")}, {".txt"}, {}}).left_out.text(),
             "left out: 'broken.txt' and 'linked' are no regular files");

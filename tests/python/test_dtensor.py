@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import subprocess
 import sys
 
 import headloom.dtensor  # noqa: F401  (the rules)
@@ -76,6 +77,12 @@ CASES = {
     "token shift, batch": ("token_shift", {"x": rand(B, T, 12), "mix": rand(3, 12)}, 0, 0),
     "token shift, channels": ("token_shift", {"x": rand(B, T, 12), "mix": rand(3, 12)}, 2, 2),
     "gated norm, heads": ("gated_norm", {"x": rand(B, T, H, D), "gate": rand(B, T, H, D), "eps": rand(1, T, H).abs()}, 2, 2),
+    "gated norm, batch": ("gated_norm", {"x": rand(B, T, D), "gate": rand(B, T, D), "eps": torch.tensor(1e-5)}, 0, 0),
+    "gated norm, rows": ("gated_norm", {"x": rand(6, D), "gate": rand(6, D), "eps": rand(6).abs()}, 0, 0),
+    "gated norm, features": ("gated_norm", {"x": rand(B, T, D), "gate": rand(B, T, D), "eps": torch.tensor(1e-5)}, 2, None),
+    "gated norm, five dimensions": (
+        "gated_norm", {"x": rand(2, T, H, 3, D), "gate": rand(2, T, H, 3, D), "eps": rand(2, 1, 1, 1).abs()}, 2, 2,
+    ),
     "rotary, heads": ("rotary", {"x": rand(B, T, H, D), "cos": rand(T, 4), "sin": rand(T, 4)}, 2, 2),
     "norm, sequence": ("rms_norm", {"x": rand(B, T, 12), "scale": rand(12)}, 1, 1),
     "norm, features": ("rms_norm", {"x": rand(B, T, 12), "scale": rand(12)}, 2, None),
@@ -174,6 +181,25 @@ def as_rank():
     os._exit(0)  # gloo's threads and the interpreter's end do not go together
 
 
+def as_one_of_four():
+    """Two dimensions of a mesh split the four heads of q between four processes; k and v have two."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=3, world_size=4, store=FakeStore())
+    mesh = init_device_mesh("cpu", (2, 2))
+    q, k = rand(2, T, 4, D), rand(2, T, 2, D)
+    shared = distribute_tensor(q, mesh, [Shard(2), Shard(2)], src_data_rank=None)
+    found = headloom.composed_attention(shared, k, k, backend="fused")
+    assert [str(p) for p in found.placements] == ["S(2)", "R"], found.placements
+    print("all is right")
+
+
+def test_heads_that_two_dimensions_of_a_mesh_split():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, __file__, "fake"], capture_output=True, text=True, env=environment)
+    assert "all is right" in done.stdout, done.stdout + done.stderr
+
+
 def test_two_processes_share_every_operator():
     # On a CPU only the reference of dynamic_weights has a gradient.
     assert {name for name, *_ in CASES.values()} == headloom.dtensor.RULES.keys() - {"dynamic_weights"}
@@ -183,4 +209,4 @@ def test_two_processes_share_every_operator():
 
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).parent))
-    as_rank()
+    as_one_of_four() if sys.argv[1:] == ["fake"] else as_rank()

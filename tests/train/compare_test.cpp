@@ -13,6 +13,7 @@
 #include "core/lock.h"
 #include "support.h"
 #include "testing/file_limit.h"
+#include "train/evaluate.h"
 #include "train/reported.h"
 #include "train/run_report.h"
 
@@ -284,6 +285,24 @@ TEST(Compare, KnowsTheStateOfASequenceAndTheOptionsOfTasks) {
   EXPECT_TRUE(has("type", "recall"));
   EXPECT_TRUE(has("length", "16"));
   EXPECT_TRUE(has("pairs", "2"));
+}
+
+TEST(Compare, FloorsAreOfTheSequencesThatRunsAreJudgedBy) {
+  const auto spec = data::make_task_spec("tag_text");
+  const auto task = spec->build(1);
+  for (const char* split : {"all", "test"}) {
+    TrainOptions train;
+    train.eval_split = split;
+    train.eval_sequences = 3;
+    const auto judged = sequence_numbers(*task, split_named(split), 3);
+    EXPECT_EQ(judged,
+              split[0] == 'a' ? (std::vector<int64_t>{0, 1, 2}) : (std::vector<int64_t>{1, 2, 4}));
+    const auto expected = task->floors_of(judged), all = task->floors();
+    const auto floors = report_task("tags", *task, *spec, train).floors;
+    ASSERT_EQ(floors.size(), expected.size());
+    EXPECT_DOUBLE_EQ(floors.back().quality, 1 - expected.back().accuracy);
+    EXPECT_NE(floors.back().quality, 1 - all.back().accuracy);
+  }
 }
 
 TEST(Compare, HoldsItsFolder) {

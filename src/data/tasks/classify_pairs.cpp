@@ -93,10 +93,13 @@ class Pairs final : public ExampleTask {
   }
 
  protected:
+  int64_t label_of(size_t example) const override {
+    return labels_.class_of(pairs_[example].label);
+  }
   Sample sample(size_t example) const override {
     const Pair& pair = pairs_[example];
     Sample out = framed(pair.first, &pair.second);
-    out.targets = {labels_.class_of(pair.label)};
+    out.targets = {label_of(example)};
     return out;
   }
 

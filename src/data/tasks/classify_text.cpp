@@ -34,6 +34,7 @@ constexpr uint64_t kGrammarKey = 0x6772616d6d6172;  // the grammars are the same
 struct ClassifyTextOptions {
   std::optional<std::string> path;
   std::vector<std::string> extensions;
+  std::vector<std::string> labels;
   std::string tokenizer = "bytes";
   double held_out = 0.1;
   int64_t length = 64;
@@ -192,10 +193,9 @@ class LabelledFiles final : public ExampleTask {
   LabelledFiles(const ClassifyTextOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("classify_text", options.tokenizer, options.length, 1), options_(options) {
     std::vector<size_t> train, held_out;
-    for (const ClassPath& entry : classes_below(*options.path, options.extensions)) {
-      names_.push_back(entry.name);
-      add_class(entry.path, train, held_out);
-    }
+    const std::vector<ClassPath> found = classes_below(*options.path, options.extensions);
+    names_ = class_names(found, options.labels);
+    for (const ClassPath& entry : found) add_class(entry, train, held_out);
     split(std::move(train), std::move(held_out), eval_sequences, seed);
   }
 
@@ -221,12 +221,13 @@ class LabelledFiles final : public ExampleTask {
   }
 
  protected:
+  int64_t label_of(size_t example) const override { return pieces_[example].label; }
   Sample sample(size_t example) const override {
     const Piece& piece = pieces_[example];
     const at::Tensor tokens = piece.tokens.to(at::kInt).contiguous();
     const int32_t* first = tokens.const_data_ptr<int32_t>();
     Sample out = framed({first, first + tokens.numel()});
-    out.targets = {piece.label};
+    out.targets = {label_of(example)};
     return out;
   }
 
@@ -237,12 +238,14 @@ class LabelledFiles final : public ExampleTask {
     at::Tensor tokens;
   };
 
-  void add_class(const std::string& path, std::vector<size_t>& train,
+  void add_class(const ClassPath& entry, std::vector<size_t>& train,
                  std::vector<size_t>& held_out) {
+    const std::string& path = entry.path;
+    const int64_t label = class_number(names_, entry.name);
     auto [documents, left_out] = read_corpus({{path}, options_.extensions, {}});
     for (const auto names :
          {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike, &LeftOut::no_file}) {
-      for (std::string& name : left_out.*names) name = names_.back() + "/" + name;
+      for (std::string& name : left_out.*names) name = entry.name + "/" + name;
     }
     left_out_ += left_out;
     const bool whole = documents.size() >= kManyDocuments;
@@ -259,7 +262,7 @@ class LabelledFiles final : public ExampleTask {
       const int64_t end = encoded->end(d) - 1;  // without the mark of the document's end
       for (int64_t at = encoded->begin(d); at < end; at += length) {
         const int64_t count = std::min(length, end - at);
-        pieces.push_back({classes() - 1, d, encoded->tokens.narrow(0, at, count)});
+        pieces.push_back({label, d, encoded->tokens.narrow(0, at, count)});
       }
     }
     const bool all = options_.held_out == 1.0;
@@ -289,6 +292,7 @@ struct ClassifyTextSpec final : GeneratedSpec {
   ClassifyTextOptions options;
 
   std::string type() const override { return "classify_text"; }
+  std::vector<std::string>* labels() override { return &options.labels; }
   std::string* tokenizer_file() override {
     return options.tokenizer == "bytes" ? nullptr : &options.tokenizer;
   }
@@ -311,6 +315,8 @@ struct ClassifyTextSpec final : GeneratedSpec {
             "folder whose sub-folders, or files, are the classes; absent: a generated language");
     f.field("extensions", options.extensions,
             "with path: take only files that end so, \".txt\"; empty: every text file");
+    f.field("labels", options.labels,
+            "with path: the classes in their order; absent: those found, by name");
     f.field("tokenizer", options.tokenizer, str("with path: ", kTokenizerHelp));
     f.field("held_out", options.held_out,
             "with path: share of each class kept for evaluation, at most 0.5, whole files where "

@@ -18,7 +18,7 @@ class Copy final : public GeneratedTask {
         count_(count) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto count = static_cast<double>(count_);
     return {{"any tokens", std::pow(static_cast<double>(vocabulary()), -count)},
             {"any symbols", std::pow(static_cast<double>(symbols_), -count)}};

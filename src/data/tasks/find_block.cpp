@@ -39,7 +39,7 @@ class FindBlock final : public GeneratedTask {
         options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto letters = static_cast<double>(options_.block_letters);
     const auto answer = static_cast<double>(options_.answer_letters());
     const Floor uniform{"any characters", std::pow(static_cast<double>(vocabulary()), -answer)};

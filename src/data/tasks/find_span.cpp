@@ -44,8 +44,8 @@ class Entries final : public GeneratedTask {
   Goal goal() const override { return Goal::span; }
   int64_t segments() const override { return 2; }
   Accuracy accuracy() const override { return Accuracy::sequence; }
-  std::vector<Floor> floors() const override {
-    std::vector<Floor> floors = GeneratedTask::floors();
+  std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
+    std::vector<Floor> floors = GeneratedTask::floors_of(judged);
     floors.push_back({"any letter and any number of its digits",
                       1.0 / static_cast<double>(options_.count * options_.digits)});
     return floors;

@@ -308,7 +308,7 @@ class HeadComposition final : public GeneratedTask {
                         eval_sequences) {}
 
   Accuracy accuracy() const override { return Accuracy::token; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     // What a guess knows that does not look anything up: the transformed words of the facts, or
     // their persons. A set has only two different words.
     double shown = 0;

@@ -27,6 +27,7 @@ constexpr uint64_t kFlipStream = 4;
 
 struct ImagesOptions {
   std::optional<std::string> path;
+  std::vector<std::string> labels;
   int64_t size = 32;
   bool resize = false;
   double held_out = 0.1;
@@ -142,21 +143,22 @@ class FolderOfImages final : public Images {
     random.shuffle(eval_order_);
   }
 
-  int64_t classes() const override { return static_cast<int64_t>(files_.classes.size()); }
+  int64_t classes() const override { return files_.classes; }
   int64_t eval_sequences() const override {
     return std::min<int64_t>(options_.eval_sequences, static_cast<int64_t>(eval_order_.size()));
   }
+  std::vector<std::string> labels() const override { return files_.names; }
   DataSize data_size() const override {
     return {static_cast<int64_t>(files_.train.labels.size() + files_.held_out.labels.size()),
             "images"};
   }
-  std::vector<Floor> floors() const override {
-    std::vector<int64_t> judged;
-    for (int64_t i = 0; i < eval_sequences(); ++i) {
+  std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
+    std::vector<int64_t> labels;
+    for (const int64_t i : judged) {
       const auto place = static_cast<size_t>(eval_order_[static_cast<size_t>(i)]);
-      judged.push_back(files_.held_out.labels[place]);
+      labels.push_back(files_.held_out.labels[place]);
     }
-    return class_floors(classes(), files_.train.labels, judged);
+    return class_floors(classes(), files_.train.labels, labels);
   }
   std::string describe() const override {
     return str("Pictures of ", options_.size, " x ", options_.size, " pixels: ", files_.what, ", ",
@@ -189,10 +191,14 @@ struct ImagesSpec final : TaskSpec {
   ImagesOptions options;
 
   std::string type() const override { return "images"; }
+  std::vector<std::string>* labels() override { return &options.labels; }
   void fields(Fields& f) override {
     f.field("path", options.path,
             "folder of CIFAR .bin files, or with a sub-folder of images (PNG, JPEG, PPM) a class; "
             "absent: shapes");
+    f.field("labels", options.labels,
+            "with path: the sub-folders in the order of their classes; absent: those found, by "
+            "name");
     f.field("size", options.size, "pixels of a side", between<int64_t>(4, 4096));
     f.field("resize", options.resize, "with path: scale and crop images of another size");
     f.field(
@@ -225,6 +231,7 @@ struct ImagesSpec final : TaskSpec {
     }
     return std::make_shared<FolderOfImages>(options, seed,
                                             read_image_files({.path = *options.path,
+                                                              .labels = options.labels,
                                                               .size = options.size,
                                                               .resize = options.resize,
                                                               .held_out = options.held_out}));

@@ -17,7 +17,7 @@ class Induction final : public GeneratedTask {
       : GeneratedTask(seed, vocabulary, length, eval_sequences) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto tokens = static_cast<double>(vocabulary());
     return {{"any token", 1.0 / tokens}, {"any token but the marker", 1.0 / (tokens - 1.0)}};
   }

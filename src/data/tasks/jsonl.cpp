@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "core/error.h"
@@ -50,14 +51,27 @@ class JsonLines final : public ExampleTask {
   }
 
   Accuracy accuracy() const override { return labelled_ ? Accuracy::sequence : Accuracy::token; }
-  std::vector<Floor> floors() const override {
-    if (!labelled_) return Task::floors();
+  std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
+    if (!labelled_) return Task::floors_of(judged);
     // Exact match of answers that are as long as those of the examples.
     double sum = 0.0;
     for (const Example& example : examples_) {
       sum += std::pow(static_cast<double>(vocabulary()), -static_cast<double>(example.answer));
     }
-    return {{"any tokens", sum / static_cast<double>(examples_.size())}};
+    std::vector<Floor> floors = {{"any tokens", sum / static_cast<double>(examples_.size())}};
+    const std::vector<size_t> asked = held_out(judged);
+    std::map<std::vector<int64_t>, int64_t> counts;
+    for (const size_t i : train().empty() ? asked : train()) ++counts[answer_of(examples_[i])];
+    const auto usual =
+        std::max_element(counts.begin(), counts.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto right = std::count_if(asked.begin(), asked.end(), [&](size_t i) {
+      return answer_of(examples_[i]) == usual->first;
+    });
+    const double share =
+        static_cast<double>(right) / static_cast<double>(std::max<size_t>(1, asked.size()));
+    if (share > floors[0].accuracy) floors.push_back({"the most frequent label", share});
+    return floors;
   }
   std::optional<int64_t> end_token() const override { return tokenizer().end_token(); }
   std::string describe() const override {
@@ -76,6 +90,9 @@ class JsonLines final : public ExampleTask {
     std::vector<int64_t> tokens;
     int64_t answer;  // so many of the last are predicted
   };
+  static std::vector<int64_t> answer_of(const Example& example) {
+    return {example.tokens.end() - example.answer, example.tokens.end()};
+  }
 
   void read(const std::string& path) {
     const std::vector<std::string> lines = lines_of(path);

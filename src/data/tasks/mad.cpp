@@ -79,7 +79,7 @@ class PairRecall : public MadTask {
         keys_(tokens / 2),
         values_(tokens - keys_) {}
 
-  std::vector<Floor> floors() const final {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const final {
     std::vector<Floor> floors = {
         {"any token", 1.0 / static_cast<double>(vocabulary())},
         {"any token of values", 1.0 / static_cast<double>(values_)},
@@ -232,7 +232,7 @@ class SelectiveCopying final : public MadTask {
   SelectiveCopying(const MadOptions& options, uint64_t seed, int64_t eval_sequences)
       : MadTask(options, options.length, seed, eval_sequences) {}
 
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto count = static_cast<double>(options_.tokens);
     const auto data = static_cast<double>(options_.vocabulary - 2);
     return {{"any token", 1.0 / static_cast<double>(vocabulary())},
@@ -276,7 +276,7 @@ class Memorization final : public MadTask {
     value_of_ = Random({kMap}).distinct(options.vocabulary - 1 - keys_, keys_);
   }
 
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     return {{"any token", 1.0 / static_cast<double>(vocabulary())},
             {"any value", 1.0 / static_cast<double>(keys_)}};  // that a key has
   }
@@ -309,7 +309,7 @@ class Compression final : public MadTask {
       : MadTask(options, options.length, seed, eval_sequences) {}
 
   Goal goal() const override { return Goal::reconstruction; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto length = static_cast<double>(options_.length);
     const double data = 1.0 / static_cast<double>(options_.vocabulary - 1);
     return {{"any token", 1.0 / static_cast<double>(vocabulary())},

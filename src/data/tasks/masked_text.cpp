@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/error.h"
 #include "data/packed_text.h"
@@ -53,6 +54,34 @@ class MaskedText final : public Task {
     return hide(text_.held_out(first, count), 0, true, first);
   }
   Accuracy accuracy() const override { return Accuracy::token; }
+  // A token that is shown stands for itself, because few of them are random.
+  std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
+    int64_t asked = 0, shown = 0;
+    std::map<int64_t, int64_t> hidden;  // how often each token is behind the mask
+    for (const int64_t number : judged) {
+      const Batch batch = eval_batch(number, 1);
+      const auto* const inputs = batch.inputs.const_data_ptr<int64_t>();
+      const auto* const targets = batch.targets.const_data_ptr<int64_t>();
+      for (int64_t t = 0; t < batch.inputs.size(1); ++t) {
+        if (targets[t] == kIgnore) continue;
+        ++asked;
+        if (inputs[t] == mask_token()) {
+          ++hidden[targets[t]];
+        } else if (inputs[t] == targets[t]) {
+          ++shown;
+        }
+      }
+    }
+    int64_t most = 0;
+    for (const auto& [token, count] : hidden) most = std::max(most, count);
+    std::vector<Floor> floors = Task::floors_of(judged);
+    const double share =
+        static_cast<double>(shown + most) / static_cast<double>(std::max<int64_t>(1, asked));
+    if (share > floors[0].accuracy) {
+      floors.push_back({"the token that is shown, or the most frequent one for the mask", share});
+    }
+    return floors;
+  }
   DataSize data_size() const override { return {text_.tokens(), "tokens"}; }
   std::string describe() const override {
     return str(options_.tokenizer == "bytes" ? "Bytes of " : "Tokens of ", text_.describe(), ", ",

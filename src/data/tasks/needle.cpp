@@ -33,7 +33,7 @@ class Needle final : public GeneratedTask {
         options_(options) {}
 
   Accuracy accuracy() const override { return Accuracy::sequence; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto digits = static_cast<double>(options_.digits);
     return {{"any characters", std::pow(static_cast<double>(vocabulary()), -digits)},
             {"any digits", std::pow(10.0, -digits)}};

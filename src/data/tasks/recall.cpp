@@ -252,7 +252,7 @@ class Recall final : public GeneratedTask {
     return std::max<int64_t>(1, tokens / ends_.back());
   }
   Accuracy accuracy() const override { return Accuracy::share; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     std::vector<Floor> floors = held_out_[0]->floors();
     for (size_t i = 1; i < held_out_.size(); ++i) {
       const std::vector<Floor> more = held_out_[i]->floors();

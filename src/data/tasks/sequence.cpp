@@ -36,21 +36,19 @@ class Sequence final : public GeneratedTask {
   int64_t source_length() const override { return options_.count; }
   Accuracy accuracy() const override { return Accuracy::sequence; }
   std::optional<int64_t> end_token() const override { return options_.symbols + 1; }
-  std::vector<Floor> floors() const override {
+  std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     double tokens = 0.0, symbols = 0.0, ascending = 0.0;
     for (int64_t n = options_.shortest(); n <= options_.count; ++n) {
       tokens += std::pow(static_cast<double>(vocabulary()), -static_cast<double>(n + 1));
       symbols += std::pow(static_cast<double>(options_.symbols), -static_cast<double>(n));
-      // Of n symbols there are (symbols + n - 1 over n) ascending sequences.
-      const auto all = static_cast<double>(options_.symbols), count = static_cast<double>(n);
-      ascending += std::exp(std::lgamma(all) + std::lgamma(count + 1) - std::lgamma(all + count));
+      ascending += likeliest_ascending(n);
     }
     const auto lengths = static_cast<double>(options_.count - options_.shortest() + 1);
     std::vector<Floor> floors{{"any tokens", tokens / lengths},
                               {"any symbols, as many as the source has", symbols / lengths}};
     if (options_.kind == "sort") {
-      floors.push_back(
-          {"any symbols in ascending order, as many as the source has", ascending / lengths});
+      floors.push_back({"the likeliest symbols in ascending order, as many as the source has",
+                        ascending / lengths});
     }
     return floors;
   }
@@ -80,6 +78,17 @@ class Sequence final : public GeneratedTask {
   }
 
  private:
+  // The share of the sources of n symbols that have each symbol as often as every other one, or so:
+  // n! / (c_1! c_2! ...) / symbols^n, for the counts c of the symbols.
+  double likeliest_ascending(int64_t n) const {
+    const int64_t each = n / options_.symbols, more = n % options_.symbols;
+    const auto symbols = static_cast<double>(options_.symbols), rest = static_cast<double>(more);
+    const auto log_factorial = [](int64_t of) { return std::lgamma(static_cast<double>(of) + 1); };
+    return std::exp(log_factorial(n) - rest * log_factorial(each + 1) -
+                    (symbols - rest) * log_factorial(each) -
+                    static_cast<double>(n) * std::log(symbols));
+  }
+
   SequenceOptions options_;
 };
 

@@ -40,14 +40,17 @@ class Neighbours final : public GeneratedTask {
   Goal goal() const override { return Goal::tags; }
   int64_t classes() const override { return 4; }
   Accuracy accuracy() const override { return Accuracy::token; }
-  std::vector<Floor> floors() const override {
-    // As many to count in as to judge by.
-    std::vector<Sample> trained, judged;
-    for (int64_t i = 0; i < eval_sequences(); ++i) {
-      trained.push_back(sequence(false, i));
-      judged.push_back(sequence(true, i));
-    }
-    return tag_floors(classes(), trained, judged);
+  std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
+    constexpr int64_t kCounted = 512;
+    std::vector<TaggedWord> trained, asked;
+    const auto add = [](const Sample& sample, std::vector<TaggedWord>& to) {
+      for (size_t i = 0; i < sample.inputs.size(); ++i) {
+        to.push_back({static_cast<uint64_t>(sample.inputs[i]), sample.targets[i]});
+      }
+    };
+    for (int64_t i = 0; i < kCounted; ++i) add(sequence(false, i), trained);
+    for (const int64_t i : judged) add(sequence(true, i), asked);
+    return tag_floors(classes(), trained, asked);
   }
   std::string describe() const override {
     return str("Strings of ", options_.shortest(), " to ", length(), " of ", options_.symbols,
@@ -99,6 +102,9 @@ class Sentences final : public ExampleTask {
   Goal goal() const override { return Goal::tags; }
   int64_t classes() const override { return static_cast<int64_t>(labels_.names().size()); }
   std::vector<std::string> labels() const override { return labels_.names(); }
+  std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
+    return tag_floors(classes(), words_in(train()), words_in(held_out(judged)));
+  }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {
     return str("Sentences of ", path_, ", each word with one of ", labels_.names().size(),
@@ -123,9 +129,21 @@ class Sentences final : public ExampleTask {
   // A sentence, or what of it fits in a sequence.
   struct Piece {
     std::vector<int32_t> tokens;
-    std::vector<int32_t> tags;  // as many: numbers of labels, kIgnore where there is none
-    uint64_t lot;               // the sentence's
+    std::vector<int32_t> tags;    // as many: numbers of labels, kIgnore where there is none
+    std::vector<uint64_t> words;  // hashes, one for each tag that there is
+    uint64_t lot;                 // the sentence's
   };
+
+  std::vector<TaggedWord> words_in(const std::vector<size_t>& examples) const {
+    std::vector<TaggedWord> out;
+    for (const size_t i : examples) {
+      auto word = pieces_[i].words.begin();
+      for (const int32_t tag : pieces_[i].tags) {
+        if (tag != kIgnore) out.push_back({*word++, labels_.class_of(tag)});
+      }
+    }
+    return out;
+  }
 
   void read(const std::string& path, WordEncoder& encoder) {
     const std::vector<std::string> lines = lines_of(path);
@@ -170,11 +188,14 @@ class Sentences final : public ExampleTask {
       size_t from = w > 0 ? text.ends[w - 1] : 0;
       if (piece == nullptr || piece->tokens.size() + text.ends[w] - from > room) {
         cut = cut || piece != nullptr;
-        pieces_.push_back({.tokens = {}, .tags = {}, .lot = lot.value()});
+        pieces_.push_back({.tokens = {}, .tags = {}, .words = {}, .lot = lot.value()});
         piece = &pieces_.back();
         from = text.begins[w];
       }
       cut = cut || text.ends[w] - from > room;
+      StableHash word;
+      word.add(words[w]);
+      piece->words.push_back(word.value());
       for (size_t t = from; t < std::min(text.ends[w], from + room); ++t) {
         piece->tokens.push_back(text.tokens[t]);
         piece->tags.push_back(t == text.begins[w] ? tags[w] : static_cast<int32_t>(kIgnore));

@@ -13,6 +13,8 @@ void run(gated_norm_kernel::Args args, const GatedNorm::Arguments& a) {
   args.x = held.whole(a.x);
   args.gate = held.whole(a.gate);
   args.eps = held.whole<float>(a.eps);
+  TORCH_CHECK(a.eps.numel() * args.width == a.x.numel(), "gated_norm: eps has ", a.eps.numel(),
+              " values, expected one for each row of x, ", a.x.sizes(), ".");
   static gated_norm_kernel::Run* const kernel = HL_CHOOSE(gated_norm_kernel::run);
   at::parallel_for(0, a.eps.numel(), std::max<int64_t>(1, 4096 / args.width),
                    [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
