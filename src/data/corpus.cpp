@@ -48,8 +48,9 @@ void add_folder(const fs::path& folder, const std::vector<std::string>& extensio
     if (path.filename().native().starts_with('.')) {
       walk.disable_recursion_pending();
     } else if (walk->is_regular_file(ignored)) {
-      if (ends_with_any(path.native(), extensions))
+      if (ends_with_any(path.native(), extensions)) {
         found.push_back({std::move(name), path.string()});
+      }
     } else if (walk->is_directory(ignored) ? walk->is_symlink(ignored)
                                            : ends_with_any(path.native(), extensions)) {
       no_file.push_back(std::move(name));

@@ -25,12 +25,7 @@ void FileOptions::fields(Fields& f, const std::string& what) {
 }
 
 void FileOptions::check(const std::string& task, const std::vector<std::string>& labels) const {
-  std::set<std::string> seen;
-  for (const std::string& label : labels) {
-    if (!seen.insert(label).second) {
-      usage_error("'task.labels' has '", label, "' twice, expected each label once.");
-    }
-  }
+  check_labels(labels);
   if (path) return;
   const char* given = held_out_path          ? "held_out_path"
                       : tokenizer != "bytes" ? "tokenizer"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <system_error>
 
 #include "core/error.h"
@@ -52,8 +53,18 @@ std::vector<ClassPath> classes_below(const std::string& folder,
   return classes;
 }
 
+void check_labels(const std::vector<std::string>& labels) {
+  std::set<std::string> seen;
+  for (const std::string& label : labels) {
+    if (!seen.insert(label).second) {
+      usage_error("'task.labels' has '", label, "' twice, expected each label once.");
+    }
+  }
+}
+
 std::vector<std::string> class_names(const std::vector<ClassPath>& classes,
                                      const std::vector<std::string>& given) {
+  check_labels(given);
   std::vector<std::string> names = given;
   for (const ClassPath& entry : classes) {
     if (given.empty()) {

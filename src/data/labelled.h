@@ -19,8 +19,11 @@ struct ClassPath {
 std::vector<ClassPath> classes_below(const std::string& folder,
                                      const std::vector<std::string>& extensions);
 
+// Throws UsageError for a name that task.labels has twice.
+void check_labels(const std::vector<std::string>& labels);
+
 // The names of `classes` in the order in which a model numbers them: `given` or, where it is empty,
-// as they are. Throws UsageError for a class that `given` lacks.
+// as they are. Throws UsageError for a class that `given` lacks or has twice.
 std::vector<std::string> class_names(const std::vector<ClassPath>& classes,
                                      const std::vector<std::string>& given);
 // Where in `names` a class is, which must be among them.

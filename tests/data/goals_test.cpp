@@ -374,6 +374,12 @@ TEST(ClassifyText, FoldersAndFilesAreClasses) {
   }
   EXPECT_EQ(error_of<UsageError>(other + "labels = ['z', 'b']"),
             "'" + folder.path("a") + "' is a class that is not among labels = z, b.");
+  EXPECT_EQ(error_of<UsageError>(other + "labels = ['a', 'b', 'a']"),
+            "'task.labels' has 'a' twice, expected each label once.");
+  for (const std::string type : {"classify_text", "images"}) {
+    EXPECT_EQ(error_of<UsageError>("type = '" + type + "'\nlabels = ['a', 'b']"),
+              type + " has 'labels' but no 'path', expected the folder to read.");
+  }
   // A class that is not there would be missed by nobody.
   std::filesystem::create_symlink(folder.path("none"), folder.path("c"));
   EXPECT_EQ(error_of(other), "'" + folder.path("c") +

@@ -340,6 +340,9 @@ struct ClassifyTextSpec final : GeneratedSpec {
       }
       return std::make_shared<LabelledFiles>(options, seed, eval_sequences);
     }
+    if (!options.labels.empty()) {
+      usage_error("classify_text has 'labels' but no 'path', expected the folder to read.");
+    }
     if (options.shortest() > options.length) {
       usage_error("classify_text has min_length = ", options.shortest(),
                   ", expected at most length = ", options.length, ".");

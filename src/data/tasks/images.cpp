@@ -224,6 +224,9 @@ struct ImagesSpec final : TaskSpec {
     options.eval_sequences = std::numeric_limits<int64_t>::max();
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
+    if (!options.path && !options.labels.empty()) {
+      usage_error("images has 'labels' but no 'path', expected the folder to read.");
+    }
     if (!options.path) return std::make_shared<Shapes>(options, seed);
     if (options.held_out > 0.5 && options.held_out < 1.0) {
       usage_error("images has held_out = ", options.held_out,
