@@ -889,6 +889,36 @@ def test_every_kind_of_model_from_training_to_evaluation(place, tmp_path, name):
     assert "expected a source of 1 to 4" in refused("generate", run, cwd=place)
 
 
+def test_classes_of_folders_keep_their_names(tmp_path):
+    """Not their places among the folders that happen to be there."""
+    shades = {"black": 0, "grey": 128, "white": 255}
+    for name, shade in shades.items():
+        for i in range(8):
+            image = tmp_path / "all" / name / f"{i}.ppm"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            image.write_bytes(b"P6 4 4 255\n" + bytes([shade, i, 0]) * 16)
+    model = MODEL.replace("width = 16", "width = 16\nkind = 'vit'")
+    (tmp_path / "c.toml").write_text(
+        model + "[task]\ntype = 'images'\nsize = 4\npath = 'all'\n[train]\nsteps = 200\nbatch = 8\nlr = 0.01\n"
+    )
+    headloom("train", "c.toml", "--out", "run", cwd=tmp_path)
+    assert "labels = ['black', 'grey', 'white']" in (tmp_path / "run/config.toml").read_text()
+    shutil.copytree(tmp_path / "all", tmp_path / "two")
+    shutil.rmtree(tmp_path / "two/black")
+
+    def accuracy(folder):
+        settings = ("--set", f"task.path='{folder}'", "--set", "task.held_out=1")
+        return json.loads(headloom("eval", "run", *settings, "--json", cwd=tmp_path).stdout)["accuracy"]
+
+    assert accuracy("all") == accuracy("two") == 1
+    (tmp_path / "two/grey").rename(tmp_path / "two/gray")
+    message = "'two/gray' is a class that is not among labels = black, grey, white."
+    assert message in refused("eval", "run", "--set", "task.path='two'", cwd=tmp_path)
+    (tmp_path / "all/black").rename(tmp_path / "all/zero")
+    message = refused("train", "run", "--resume", "--set", "train.steps=201", cwd=tmp_path)
+    assert "is a class that is not among labels = black, grey, white." in message
+
+
 def test_a_task_of_another_kind_is_refused(place, tmp_path):
     message = refused("train", "text.toml", "--out", tmp_path / "run", "--set", "model.kind=encoder", cwd=place)
     assert message == "'model.kind' is \"encoder\", but the task text asks for the next token, expected \"decoder\"."
