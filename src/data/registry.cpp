@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "core/error.h"
@@ -85,14 +86,28 @@ std::vector<Floor> Task::floors() const {
   return floors_of(all);
 }
 
-std::vector<Floor> Task::floors_of(const std::vector<int64_t>&) const {
+std::vector<Floor> Task::floors_of(const std::vector<int64_t>& judged) const {
   if (goal() == Goal::span) {
     const auto positions = static_cast<double>(length());
     return {{"any first and last position", 2.0 / (positions * (positions + 1.0))}};
   }
   if (classes() > 0) return {{"any class", 1.0 / static_cast<double>(classes())}};
   require(accuracy() != Accuracy::sequence, "a task with answers of several tokens has no floor.");
-  return {{"any token", 1.0 / static_cast<double>(vocabulary())}};
+  std::vector<Floor> floors = {{"any token", 1.0 / static_cast<double>(vocabulary())}};
+  std::map<int64_t, int64_t> counts;  // of the targets
+  int64_t asked = 0, most = 0;
+  for (const int64_t number : judged) {
+    const at::Tensor targets = eval_batch(number, 1).targets.contiguous();
+    const int64_t* const first = targets.const_data_ptr<int64_t>();
+    for (const int64_t* token = first; token < first + targets.numel(); ++token) {
+      if (*token == kIgnore) continue;
+      ++asked;
+      most = std::max(most, ++counts[*token]);
+    }
+  }
+  const double share = static_cast<double>(most) / static_cast<double>(std::max<int64_t>(1, asked));
+  if (share > floors[0].accuracy) floors.push_back({"the most frequent token", share});
+  return floors;
 }
 
 TaskSizes sizes_of(const Task& task) {

@@ -117,8 +117,8 @@ class Task {
   virtual Accuracy accuracy() const = 0;
   bool exact_match() const { return accuracy() == Accuracy::sequence; }
   // At least one, in ascending order; on the held-out sequences of these numbers, where it depends
-  // on them. Without an override: a uniform guess for one class, token or span; a task whose
-  // answers are sequences of tokens overrides it.
+  // on them. Without an override: a uniform guess for one class, token or span, and the most
+  // frequent token; a task whose answers are sequences of tokens overrides it.
   virtual std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const;
   // On all held-out sequences.
   std::vector<Floor> floors() const;

@@ -51,6 +51,16 @@ TEST(Jsonl, PredictsTheLabelAndTheEnd) {
   EXPECT_NEAR(task->floors()[0].accuracy, (55.0 + 45.0 / 256.0) / 100.0 / 65536.0, 1e-9);
 }
 
+TEST(Jsonl, AGuessKnowsTheMostFrequentToken) {
+  const TempFolder folder;
+  const auto task = task_of(config_of(folder, "{\"text\": \"xaabaa\"}\n{\"text\": \"yaabaa\"}\n",
+                                      "length = 8\nheld_out = 0.5"));
+  const auto floors = task->floors();
+  ASSERT_EQ(floors.size(), 2u);
+  EXPECT_EQ(floors[1].name, "the most frequent token");
+  EXPECT_DOUBLE_EQ(floors[1].accuracy, 4.0 / 6);  // of a, a, b, a, a and the end
+}
+
 TEST(Jsonl, AGuessKnowsTheUsualLabel) {
   const TempFolder folder;
   std::string lines;

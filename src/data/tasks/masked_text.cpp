@@ -74,7 +74,7 @@ class MaskedText final : public Task {
     }
     int64_t most = 0;
     for (const auto& [token, count] : hidden) most = std::max(most, count);
-    std::vector<Floor> floors = Task::floors_of(judged);
+    std::vector<Floor> floors = {{"any token", 1.0 / static_cast<double>(vocabulary())}};
     const double share =
         static_cast<double>(shown + most) / static_cast<double>(std::max<int64_t>(1, asked));
     if (share > floors[0].accuracy) {
