@@ -385,9 +385,14 @@ std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
   // Those of the model have their table's name before a dot.
   const auto of_training = [](const std::string& key) { return key.find('.') == key.npos; };
   if (c.models.size() > 1 && std::none_of(c.swept.begin(), c.swept.end(), of_training)) {
-    out.push_back(
-        "no training option was swept in the same way for every model, so that a model that needs "
-        "another learning rate than its own is at a disadvantage");
+    const bool some = std::any_of(c.choices.begin(), c.choices.end(), [&](const Choice& choice) {
+      return std::any_of(choice.setting.begin(), choice.setting.end(),
+                         [&](const SweptValue& value) { return of_training(value.key); });
+    });
+    out.push_back(str(some ? "training options were not swept in the same way for every model"
+                           : "no training option was swept",
+                      ", so that a model that needs another learning rate than its own is at a "
+                      "disadvantage"));
   }
   std::vector<OnTask> edges;
   for (const TaskInfo& task : c.tasks) {

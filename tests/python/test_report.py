@@ -212,7 +212,7 @@ def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
         report, differences = told("c", name)
         assert differences[name] == {"alike": "", "finer": "lr = 0.2"}[name]
         assert report["swept"] == {"alike": ["lr"], "finer": []}[name]
-        assert ("no training option was swept in the same way" in report["limits"]) == (name == "finer")
+        assert ("training options were not swept in the same way" in report["limits"]) == (name == "finer")
 
 
 def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
