@@ -198,8 +198,8 @@ int run_generate(GenerateArguments& a) {
                rate(t.written, t.write_seconds));
   if (const double seconds = ops::seconds_of_timing_products(); seconds > 0.1) {
     std::fprintf(stderr,
-                 "Beside that, %.1f s went into finding the fastest routes of matrix products of "
-                 "these sizes, once on this machine.\n",
+                 "Beside that, %.1f s went into choosing the fastest matrix products for this "
+                 "machine, which is done once for each size.\n",
                  seconds);
   }
   return 0;

@@ -151,10 +151,9 @@ uint64_t document_lot(const std::string& name, uint64_t salt) {
   return hash.value();
 }
 
-LeftOut& LeftOut::operator+=(const LeftOut& other) {
-  for (const auto names :
-       {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike, &LeftOut::no_file}) {
-    (this->*names).insert((this->*names).end(), (other.*names).begin(), (other.*names).end());
+LeftOut& LeftOut::operator+=(LeftOut other) {
+  for (size_t i = 0; i < kinds().size(); ++i) {
+    kinds()[i]->insert(kinds()[i]->end(), other.kinds()[i]->begin(), other.kinds()[i]->end());
   }
   return *this;
 }

@@ -1,6 +1,7 @@
 // Text files as documents.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,7 +31,8 @@ struct CorpusOptions {
 struct LeftOut {
   std::vector<std::string> not_text = {}, empty = {}, alike = {}, no_file = {};
 
-  LeftOut& operator+=(const LeftOut& other);
+  std::array<std::vector<std::string>*, 4> kinds() { return {&not_text, &empty, &alike, &no_file}; }
+  LeftOut& operator+=(LeftOut other);
   // "left out: 'a.png', 'b.png', 'c.png' and 4 more are not text", or "" where there are none.
   std::string text() const;
   // The same in brackets after a space, for the description of a task.

@@ -170,13 +170,16 @@ std::vector<size_t> ExampleTask::held_out(const std::vector<int64_t>& numbers) c
 }
 
 std::vector<Floor> ExampleTask::floors_of(const std::vector<int64_t>& judged) const {
-  if (goal() != Goal::label) return Task::floors_of(judged);
+  std::vector<Floor> floors = Task::floors_of(judged);
+  if (goal() != Goal::label) return floors;
   const auto labels = [&](const std::vector<size_t>& examples) {
     std::vector<int64_t> out;
     for (const size_t i : examples) out.push_back(label_of(i));
     return out;
   };
-  return class_floors(classes(), labels(train_), labels(held_out(judged)));
+  add_floor(floors, "the most frequent class",
+            usual_share(labels(train_), labels(held_out(judged))));
+  return floors;
 }
 
 Sample ExampleTask::framed(const std::vector<int32_t>& first,

@@ -1,65 +1,35 @@
 #include "data/floors.h"
 
-#include <algorithm>
 #include <unordered_map>
 
 namespace headloom::data {
-namespace {
 
-int64_t most_frequent(const std::vector<int64_t>& counts) {
-  return std::max_element(counts.begin(), counts.end()) - counts.begin();
-}
-
-double share(int64_t right, size_t asked) {
-  return asked == 0 ? 0 : static_cast<double>(right) / static_cast<double>(asked);
-}
-
-std::vector<Floor> any_class(int64_t classes) {
-  return {{"any class", 1.0 / static_cast<double>(classes)}};
-}
-
-// Adds `floor` in its place, where it is above what guessing any class reaches.
-void add(std::vector<Floor>& floors, const Floor& floor) {
-  if (floor.accuracy > floors.front().accuracy) floors.push_back(floor);
+void add_floor(std::vector<Floor>& floors, const std::string& name, double accuracy) {
+  if (accuracy > floors.front().accuracy) floors.push_back({name, accuracy});
   std::sort(floors.begin(), floors.end(),
             [](const Floor& a, const Floor& b) { return a.accuracy < b.accuracy; });
 }
 
-}  // namespace
-
-std::vector<Floor> class_floors(int64_t classes, const std::vector<int64_t>& trained,
-                                const std::vector<int64_t>& judged) {
-  std::vector<int64_t> counts(static_cast<size_t>(classes));
-  for (const int64_t label : trained.empty() ? judged : trained) {
-    ++counts[static_cast<size_t>(label)];
-  }
-  const auto right = std::count(judged.begin(), judged.end(), most_frequent(counts));
-  std::vector<Floor> floors = any_class(classes);
-  add(floors, {"the most frequent class", share(right, judged.size())});
-  return floors;
-}
-
-std::vector<Floor> tag_floors(int64_t classes, const std::vector<TaggedWord>& trained,
-                              const std::vector<TaggedWord>& judged) {
-  std::vector<int64_t> of_all(static_cast<size_t>(classes));
-  std::unordered_map<uint64_t, std::vector<int64_t>> of_word;
-  for (const TaggedWord& word : trained.empty() ? judged : trained) {
-    ++of_all[static_cast<size_t>(word.tag)];
-    std::vector<int64_t>& counts = of_word[word.word];
-    counts.resize(static_cast<size_t>(classes));
-    ++counts[static_cast<size_t>(word.tag)];
-  }
-  const int64_t usual = most_frequent(of_all);
-  int64_t right_usual = 0, right_own = 0;
-  for (const TaggedWord& word : judged) {
-    const auto own = of_word.find(word.word);
-    right_usual += usual == word.tag ? 1 : 0;
-    right_own += (own == of_word.end() ? usual : most_frequent(own->second)) == word.tag ? 1 : 0;
-  }
-  std::vector<Floor> floors = any_class(classes);
-  add(floors, {"the most frequent tag", share(right_usual, judged.size())});
-  add(floors, {"each word's most frequent tag", share(right_own, judged.size())});
-  return floors;
+void add_tag_floors(std::vector<Floor>& floors, const std::vector<TaggedWord>& trained,
+                    const std::vector<TaggedWord>& judged) {
+  const auto tags_of = [](const std::vector<TaggedWord>& words) {
+    std::vector<int64_t> tags;
+    for (const TaggedWord& word : words) tags.push_back(word.tag);
+    return tags;
+  };
+  const std::vector<TaggedWord>& known = trained.empty() ? judged : trained;
+  add_floor(floors, "the most frequent tag", usual_share(tags_of(known), tags_of(judged)));
+  std::unordered_map<uint64_t, std::vector<int64_t>> tags;  // of each word
+  for (const TaggedWord& word : known) tags[word.word].push_back(word.tag);
+  std::unordered_map<uint64_t, int64_t> own;
+  for (const auto& [word, all] : tags) own[word] = most_frequent(all);
+  const int64_t usual = most_frequent(tags_of(known));
+  const auto right = std::count_if(judged.begin(), judged.end(), [&](const TaggedWord& word) {
+    const auto found = own.find(word.word);
+    return (found == own.end() ? usual : found->second) == word.tag;
+  });
+  add_floor(floors, "each word's most frequent tag",
+            static_cast<double>(right) / static_cast<double>(std::max<size_t>(1, judged.size())));
 }
 
 }  // namespace headloom::data

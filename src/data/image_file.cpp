@@ -40,7 +40,7 @@ Image read_png(const std::string& path, const std::string& bytes) {
     broken(path, "PNG", png.message);
   }
   png.format = PNG_FORMAT_RGB;
-  // 16-bit values without a word about their gamma are meant as those of 8 bits are.
+  // 16-bit values of a file that does not say its gamma are sRGB, as those of 8 bits are.
   png.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
   Image image;
   try {

@@ -177,13 +177,14 @@ std::string held_out_below(const std::string& path) {
   return "";
 }
 
-// Reads the images of the classes below `folder`, numbered as `names` has them.
+// Reads the images of the classes, numbered as `names` has them.
 ImageSet read_split(const std::vector<ClassPath>& classes, const std::vector<std::string>& names,
                     const ImageFileOptions& options) {
   Builder builder;
   for (const ClassPath& entry : classes) {
+    const int64_t label = class_number(names, entry.name);
     for (const fs::path& path : images_below(entry.path)) {
-      builder.add(read_pixels(path, options), class_number(names, entry.name));
+      builder.add(read_pixels(path, options), label);
     }
   }
   return builder.take();
@@ -207,6 +208,7 @@ void read_classes(const ImageFileOptions& options, ImageFiles& out) {
   out.names = class_names(classes, options.labels);
   Builder kept, held;
   for (const ClassPath& entry : classes) {
+    const int64_t label = class_number(out.names, entry.name);
     std::vector<fs::path> paths = images_below(entry.path);
     const bool all = options.held_out == 1.0;
     require(all || paths.size() >= 2, "the class '", entry.path,
@@ -219,9 +221,7 @@ void read_classes(const ImageFileOptions& options, ImageFiles& out) {
     const auto present = static_cast<int64_t>(paths.size());
     const int64_t cut = all ? 0 : present - held_out_count(present, options.held_out);
     for (int64_t i = 0; i < present; ++i) {
-      (i < cut ? kept : held)
-          .add(read_pixels(paths[static_cast<size_t>(i)], options),
-               class_number(out.names, entry.name));
+      (i < cut ? kept : held).add(read_pixels(paths[static_cast<size_t>(i)], options), label);
     }
   }
   out.train = kept.take();

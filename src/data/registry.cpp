@@ -1,12 +1,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <numeric>
 
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/text.h"
+#include "data/floors.h"
 #include "data/task.h"
 #include "data/tasks/tasks.h"
 
@@ -94,19 +95,14 @@ std::vector<Floor> Task::floors_of(const std::vector<int64_t>& judged) const {
   if (classes() > 0) return {{"any class", 1.0 / static_cast<double>(classes())}};
   require(accuracy() != Accuracy::sequence, "a task with answers of several tokens has no floor.");
   std::vector<Floor> floors = {{"any token", 1.0 / static_cast<double>(vocabulary())}};
-  std::map<int64_t, int64_t> counts;  // of the targets
-  int64_t asked = 0, most = 0;
+  std::vector<int64_t> asked;
   for (const int64_t number : judged) {
     const at::Tensor targets = eval_batch(number, 1).targets.contiguous();
     const int64_t* const first = targets.const_data_ptr<int64_t>();
-    for (const int64_t* token = first; token < first + targets.numel(); ++token) {
-      if (*token == kIgnore) continue;
-      ++asked;
-      most = std::max(most, ++counts[*token]);
-    }
+    std::copy_if(first, first + targets.numel(), std::back_inserter(asked),
+                 [](int64_t token) { return token != kIgnore; });
   }
-  const double share = static_cast<double>(most) / static_cast<double>(std::max<int64_t>(1, asked));
-  if (share > floors[0].accuracy) floors.push_back({"the most frequent token", share});
+  add_floor(floors, "the most frequent token", usual_share({}, asked));
   return floors;
 }
 

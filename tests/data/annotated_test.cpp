@@ -222,8 +222,8 @@ TEST(TagText, GeneratedLettersKnowTheirNeighbours) {
   EXPECT_EQ(tags.size(), 4u);
 }
 
-// The last letter of the alphabet has smaller neighbours: what a letter's tag is can be guessed
-// from the letter alone.
+// The last letters of the alphabet have most others before them, so that a letter alone tells
+// something of its tag.
 TEST(TagText, AGuessKnowsTheGeneratedLetter) {
   const auto task = task_of("type = 'tag_text'\neval_sequences = 2000\nlength = 32");
   const auto floors = task->floors();

@@ -243,9 +243,8 @@ class LabelledFiles final : public ExampleTask {
     const std::string& path = entry.path;
     const int64_t label = class_number(names_, entry.name);
     auto [documents, left_out] = read_corpus({{path}, options_.extensions, {}});
-    for (const auto names :
-         {&LeftOut::not_text, &LeftOut::empty, &LeftOut::alike, &LeftOut::no_file}) {
-      for (std::string& name : left_out.*names) name = entry.name + "/" + name;
+    for (std::vector<std::string>* const names : left_out.kinds()) {
+      for (std::string& name : *names) name = entry.name + "/" + name;
     }
     left_out_ += left_out;
     const bool whole = documents.size() >= kManyDocuments;

@@ -158,7 +158,9 @@ class FolderOfImages final : public Images {
       const auto place = static_cast<size_t>(eval_order_[static_cast<size_t>(i)]);
       labels.push_back(files_.held_out.labels[place]);
     }
-    return class_floors(classes(), files_.train.labels, labels);
+    std::vector<Floor> floors = Task::floors_of(judged);
+    add_floor(floors, "the most frequent class", usual_share(files_.train.labels, labels));
+    return floors;
   }
   std::string describe() const override {
     return str("Pictures of ", options_.size, " x ", options_.size, " pixels: ", files_.what, ", ",

@@ -12,13 +12,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <set>
 
 #include "core/error.h"
 #include "core/json_text.h"
 #include "core/sizes.h"
 #include "data/examples.h"
+#include "data/floors.h"
 #include "data/random.h"
 #include "data/tasks/tasks.h"
 
@@ -59,18 +59,13 @@ class JsonLines final : public ExampleTask {
       sum += std::pow(static_cast<double>(vocabulary()), -static_cast<double>(example.answer));
     }
     std::vector<Floor> floors = {{"any tokens", sum / static_cast<double>(examples_.size())}};
-    const std::vector<size_t> asked = held_out(judged);
-    std::map<std::vector<int64_t>, int64_t> counts;
-    for (const size_t i : train().empty() ? asked : train()) ++counts[answer_of(examples_[i])];
-    const auto usual =
-        std::max_element(counts.begin(), counts.end(),
-                         [](const auto& a, const auto& b) { return a.second < b.second; });
-    const auto right = std::count_if(asked.begin(), asked.end(), [&](size_t i) {
-      return answer_of(examples_[i]) == usual->first;
-    });
-    const double share =
-        static_cast<double>(right) / static_cast<double>(std::max<size_t>(1, asked.size()));
-    if (share > floors[0].accuracy) floors.push_back({"the most frequent label", share});
+    const auto answers = [&](const std::vector<size_t>& examples) {
+      std::vector<std::vector<int64_t>> out;
+      for (const size_t i : examples) out.push_back(answer_of(examples_[i]));
+      return out;
+    };
+    add_floor(floors, "the most frequent label",
+              usual_share(answers(train()), answers(held_out(judged))));
     return floors;
   }
   std::optional<int64_t> end_token() const override { return tokenizer().end_token(); }

@@ -9,9 +9,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "core/error.h"
+#include "data/floors.h"
 #include "data/packed_text.h"
 #include "data/random.h"
 #include "data/tasks/tasks.h"
@@ -57,7 +57,7 @@ class MaskedText final : public Task {
   // A token that is shown stands for itself, because few of them are random.
   std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
     int64_t asked = 0, shown = 0;
-    std::map<int64_t, int64_t> hidden;  // how often each token is behind the mask
+    std::vector<int64_t> hidden;  // behind the mask
     for (const int64_t number : judged) {
       const Batch batch = eval_batch(number, 1);
       const auto* const inputs = batch.inputs.const_data_ptr<int64_t>();
@@ -66,20 +66,16 @@ class MaskedText final : public Task {
         if (targets[t] == kIgnore) continue;
         ++asked;
         if (inputs[t] == mask_token()) {
-          ++hidden[targets[t]];
+          hidden.push_back(targets[t]);
         } else if (inputs[t] == targets[t]) {
           ++shown;
         }
       }
     }
-    int64_t most = 0;
-    for (const auto& [token, count] : hidden) most = std::max(most, count);
+    const auto most = std::count(hidden.begin(), hidden.end(), most_frequent(hidden));
     std::vector<Floor> floors = {{"any token", 1.0 / static_cast<double>(vocabulary())}};
-    const double share =
-        static_cast<double>(shown + most) / static_cast<double>(std::max<int64_t>(1, asked));
-    if (share > floors[0].accuracy) {
-      floors.push_back({"the token that is shown, or the most frequent one for the mask", share});
-    }
+    add_floor(floors, "the token that is shown, or the most frequent one for the mask",
+              static_cast<double>(shown + most) / static_cast<double>(std::max<int64_t>(1, asked)));
     return floors;
   }
   DataSize data_size() const override { return {text_.tokens(), "tokens"}; }

@@ -50,7 +50,9 @@ class Neighbours final : public GeneratedTask {
     };
     for (int64_t i = 0; i < kCounted; ++i) add(sequence(false, i), trained);
     for (const int64_t i : judged) add(sequence(true, i), asked);
-    return tag_floors(classes(), trained, asked);
+    std::vector<Floor> floors = Task::floors_of(judged);
+    add_tag_floors(floors, trained, asked);
+    return floors;
   }
   std::string describe() const override {
     return str("Strings of ", options_.shortest(), " to ", length(), " of ", options_.symbols,
@@ -103,7 +105,9 @@ class Sentences final : public ExampleTask {
   int64_t classes() const override { return static_cast<int64_t>(labels_.names().size()); }
   std::vector<std::string> labels() const override { return labels_.names(); }
   std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
-    return tag_floors(classes(), words_in(train()), words_in(held_out(judged)));
+    std::vector<Floor> floors = Task::floors_of(judged);
+    add_tag_floors(floors, words_in(train()), words_in(held_out(judged)));
+    return floors;
   }
   Accuracy accuracy() const override { return Accuracy::token; }
   std::string describe() const override {

@@ -180,7 +180,7 @@ constexpr double kSecondsOfRuns = 0.02;
 // The share of its runs in which a library has to be faster than Headloom's own route. On a busy
 // machine any route is the fastest now and then, and the file would keep that for good.
 constexpr double kShareOfRuns = 0.8;
-// A library that was slower in so many runs, the first ones, is given up: they decide.
+// A library that wins none of so many runs, the first that count, is given up.
 constexpr int kRunsToGiveUp = 3;
 // A route is not tried in full where it takes so many times as long as Headloom's own in a corner
 // of the product, of so many rows and columns. ATen does in bfloat16 on a processor without
