@@ -10,7 +10,8 @@ from headloom import _library as _library  # loads the operators
 from headloom import _flops as _flops  # says what the operators cost
 from headloom import analysis, gpu as gpu, ops
 from headloom._compare import compare
-from headloom._model import Model, Preset, State, load, model, presets
+from headloom._decoding import State
+from headloom._model import Model, Preset, load, model, presets
 from headloom._tensorboard import tensorboard
 from headloom._tokenizer import Tokenizer
 from headloom._training import balance_experts, keep_freed_memory, parameter_groups, redraw_features

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
-import copy
 import json
-import numbers
 import os
 import warnings
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ from typing import (
 import torch
 from torch import Tensor
 
+from headloom._decoding import Sample, Sampling, State, cache_policy
 from headloom._functional import FunctionalModule, Part, expect_tensors, new_tensors, shown, toml_lines, whole_number
 from headloom._tokenizer import Tokenizer
 
@@ -38,124 +36,31 @@ Stop = Union[str, int, Sequence[Union[str, int]]]
 _MOST_SAMPLES = 65536  # of a prompt; each is a Python object
 
 
-class State:
-    """What decoding keeps of the tokens that a batch of sequences has seen; :meth:`Model.extend` fills it.
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
 
-    ``copy.copy``, ``copy.deepcopy`` and pickling make a state of its own, with memory of its own.
+    class _Rest(TypedDict, total=False):
+        """The arguments of :meth:`Model.forward` that say more of its inputs."""
 
-    Args:
-        cache: what attention forgets: ``"full"`` nothing, ``"window:N"``, ``"sinks:N"`` and ``"tova:N"`` keep N positions.
-        cache_dtype: ``"int8"`` keeps keys and values as int8, with a scale for each position and head; None keeps them as
-            they were computed.
-    """
+        lengths: Optional[Tensor]
+        documents: Optional[Tensor]
+        segments: Optional[Tensor]
+        source: Optional[Tensor]
+        source_lengths: Optional[Tensor]
 
-    def __init__(self, cache: str = "full", cache_dtype: Optional[str] = None, *, _state: Any = None):
-        self._state: Any = torch.classes.headloom.State(*_cache_policy(cache, cache_dtype)) if _state is None else _state
+    class _Options(TypedDict, total=False):
+        """The options of :meth:`Model.generate` on which the type of its result does not depend."""
 
-    def __copy__(self) -> "State":
-        return copy.deepcopy(self)
-
-    @property
-    def position(self) -> int:
-        """Tokens seen, of the sequence that has seen most."""
-        return int(self._state.position())
-
-    @property
-    def bytes(self) -> int:
-        """Of the tensors it holds."""
-        return int(self._state.bytes())
-
-    def select(self, rows: Union[Tensor, Sequence[int]]) -> "State":
-        """The state of the sequences that ``rows`` names, one as often as it is named.
-
-        Args:
-            rows: ``[n]``, numbers of sequences from 0 on.
-
-        Raises:
-            ValueError: a number is of no sequence that the state has seen, or they are no whole numbers ``[n]``, or there
-                is none.
-            TypeError: ``rows`` has something else than numbers.
-        """
-        try:
-            chosen = torch.as_tensor(rows)
-        except (TypeError, RuntimeError):
-            raise TypeError(f"rows is {shown(rows)}, expected the numbers [n] of sequences.") from None
-        if not isinstance(rows, Tensor) and chosen.numel() == 0:
-            chosen = chosen.long()  # an empty list has no type
-        if chosen.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8) or chosen.dim() != 1:
-            raise ValueError(
-                f"rows has shape {list(chosen.shape)} and type {chosen.dtype}, expected the numbers [n] of sequences."
-            )
-        return State(_state=self._state.select(chosen.to(torch.int64)))
-
-
-def _cache_policy(cache: Any, cache_dtype: Any) -> Tuple[str, str]:
-    """Both as C++ takes them."""
-    if not isinstance(cache, str):
-        raise TypeError(f"cache is {shown(cache)}, expected a text such as \"full\" or \"window:512\".")
-    if not (cache_dtype is None or isinstance(cache_dtype, str)):
-        raise TypeError(f"cache_dtype is {shown(cache_dtype)}, expected None or \"int8\".")
-    return cache, cache_dtype or ""
-
-
-class _Sample:
-    """One text as it is written: its new tokens and, where ``pieces`` are kept, their bytes up to a stop string."""
-
-    def __init__(self, stops: Sequence[bytes]):
-        self.tokens: List[int] = []
-        self.ended = False
-        self._stops = stops
-        self._text = b""
-        self._shown = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, piece: bytes) -> None:
-        before = len(self._text)
-        self._text += piece
-        places = [self._text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops]
-        places = [place for place in places if place >= 0]
-        if places:
-            self._text = self._text[: min(places)]
-            self.ended = True
-
-    def show(self, last: bool) -> str:
-        """What was not shown before: unless it is the last time, nothing that may turn out to be a stop string."""
-        safe = len(self._text)
-        for stop in [] if last or self.ended else self._stops:
-            beginnings = (n for n in range(min(len(stop) - 1, safe), 0, -1) if self._text.endswith(stop[:n]))
-            safe = min(safe, len(self._text) - next(beginnings, 0))
-        safe = max(safe, self._shown)
-        new, self._shown = self._text[self._shown : safe], safe
-        return self._decoder.decode(new, last)
-
-    def text(self) -> str:
-        return self._text.decode(errors="replace")
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The options of :meth:`Model.generate` that choose a token."""
-
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        def expect(name: str, low: float, high: float, expected: str) -> None:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise TypeError(f"{name} is {shown(value)}, expected a number, {expected}.")
-            if not low <= float(value) <= high:
-                raise ValueError(f"{name} is {value}, expected {expected}.")
-
-        largest, smallest = 1.7976931348623157e308, 5e-324
-        expect("temperature", 0, largest, "0 (always the likeliest token) or more")
-        whole_number("top_k", self.top_k, 0, "0 (all tokens) or more, a whole number")
-        expect("top_p", 0, 1, "0 to 1")
-        expect("min_p", 0, 1, "0 to 1")
-        expect("repetition_penalty", smallest, largest, "more than 0")
+        temperature: float
+        top_k: int
+        top_p: float
+        min_p: float
+        repetition_penalty: float
+        stop: Stop
+        seed: Optional[int]
+        cache: str
+        cache_dtype: Optional[str]
+        source: Union[Prompt, Sequence[Prompt], None]
 
 
 class Model(FunctionalModule):
@@ -180,53 +85,13 @@ class Model(FunctionalModule):
         self.step: int = 0
 
     @overload
-    def forward(
-        self,
-        inputs: Tensor,
-        *,
-        lengths: Optional[Tensor] = None,
-        documents: Optional[Tensor] = None,
-        segments: Optional[Tensor] = None,
-        source: Optional[Tensor] = None,
-        source_lengths: Optional[Tensor] = None,
-        auxiliary: Literal[False] = False,
-    ) -> Tensor: ...
+    def forward(self, inputs: Tensor, *, auxiliary: Literal[False] = False, **rest: Unpack[_Rest]) -> Tensor: ...
     @overload
-    def forward(
-        self,
-        inputs: Tensor,
-        *,
-        lengths: Optional[Tensor] = None,
-        documents: Optional[Tensor] = None,
-        segments: Optional[Tensor] = None,
-        source: Optional[Tensor] = None,
-        source_lengths: Optional[Tensor] = None,
-        auxiliary: Literal[True],
-    ) -> Tuple[Tensor, Tensor]: ...
+    def forward(self, inputs: Tensor, *, auxiliary: Literal[True], **rest: Unpack[_Rest]) -> Tuple[Tensor, Tensor]: ...
     @overload
-    def forward(
-        self,
-        inputs: Tensor,
-        *,
-        lengths: Optional[Tensor] = None,
-        documents: Optional[Tensor] = None,
-        segments: Optional[Tensor] = None,
-        source: Optional[Tensor] = None,
-        source_lengths: Optional[Tensor] = None,
-        auxiliary: bool,
-    ) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
+    def forward(self, inputs: Tensor, *, auxiliary: bool, **rest: Unpack[_Rest]) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
     @overload
-    def forward(
-        self,
-        inputs: Tensor,
-        *,
-        lengths: Optional[Tensor] = None,
-        documents: Optional[Tensor] = None,
-        segments: Optional[Tensor] = None,
-        source: Optional[Tensor] = None,
-        source_lengths: Optional[Tensor] = None,
-        maps: Sequence[str],
-    ) -> Tuple[Tensor, Dict[str, Tensor]]: ...
+    def forward(self, inputs: Tensor, *, maps: Sequence[str], **rest: Unpack[_Rest]) -> Tuple[Tensor, Dict[str, Tensor]]: ...
 
     def forward(
         self,
@@ -508,7 +373,7 @@ class Model(FunctionalModule):
         text: bool,
         cache: Tuple[str, str],
         source: Any,
-    ) -> Iterator[List[_Sample]]:
+    ) -> Iterator[List[Sample]]:
         """The samples of each prompt before the first token and after each; ``text`` asks for their text."""
         samples = whole_number("num_samples", samples, 1, f"a whole number from 1 to {_MOST_SAMPLES}")
         if samples > _MOST_SAMPLES:
@@ -522,7 +387,7 @@ class Model(FunctionalModule):
         piece = self._text_tokenizer().piece if stop_texts or text else None
         if seed is None:
             seed = 0 if sampling.temperature == 0 else int(torch.randint(2**62, ()))
-        written = [_Sample(stop_texts) for _ in range(len(tokens) * samples)]
+        written = [Sample(stop_texts) for _ in range(len(tokens) * samples)]
         yield written
         if most == 0 or not written:
             return
@@ -563,75 +428,19 @@ class Model(FunctionalModule):
 
     @overload
     def generate(
-        self,
-        prompt: Tensor,
-        max_new_tokens: int = 256,
-        *,
-        temperature: float = 0.8,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: Stop = (),
-        seed: Optional[int] = None,
-        num_samples: int = 1,
-        cache: str = "full",
-        cache_dtype: Optional[str] = None,
-        source: Union[Prompt, Sequence[Prompt], None] = None,
+        self, prompt: Tensor, max_new_tokens: int = 256, *, num_samples: int = 1, **options: Unpack[_Options]
     ) -> Tensor: ...
     @overload
     def generate(
-        self,
-        prompt: str,
-        max_new_tokens: int = 256,
-        *,
-        temperature: float = 0.8,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: Stop = (),
-        seed: Optional[int] = None,
-        num_samples: Literal[1] = 1,
-        cache: str = "full",
-        cache_dtype: Optional[str] = None,
-        source: Union[Prompt, Sequence[Prompt], None] = None,
+        self, prompt: str, max_new_tokens: int = 256, *, num_samples: Literal[1] = 1, **options: Unpack[_Options]
     ) -> str: ...
     @overload
     def generate(
-        self,
-        prompt: Union[List[str], Tuple[str, ...]],
-        max_new_tokens: int = 256,
-        *,
-        temperature: float = 0.8,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: Stop = (),
-        seed: Optional[int] = None,
-        num_samples: int = 1,
-        cache: str = "full",
-        cache_dtype: Optional[str] = None,
-        source: Union[Prompt, Sequence[Prompt], None] = None,
+        self, prompt: Union[List[str], Tuple[str, ...]], max_new_tokens: int = 256, *, num_samples: int = 1, **options: Unpack[_Options]
     ) -> List[str]: ...
     @overload
     def generate(
-        self,
-        prompt: str,
-        max_new_tokens: int = 256,
-        *,
-        temperature: float = 0.8,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: Stop = (),
-        seed: Optional[int] = None,
-        num_samples: int,
-        cache: str = "full",
-        cache_dtype: Optional[str] = None,
-        source: Union[Prompt, Sequence[Prompt], None] = None,
+        self, prompt: str, max_new_tokens: int = 256, *, num_samples: int, **options: Unpack[_Options]
     ) -> Union[str, List[str]]: ...
 
     def generate(
@@ -684,10 +493,10 @@ class Model(FunctionalModule):
             TypeError: an option or the prompt is of another type.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        policy = _cache_policy(cache, cache_dtype)
+        policy = cache_policy(cache, cache_dtype)
 
-        def written(prompts: Sequence[Prompt], text: bool) -> List[_Sample]:
-            samples: List[_Sample] = []
+        def written(prompts: Sequence[Prompt], text: bool) -> List[Sample]:
+            samples: List[Sample] = []
             for samples in self._write(prompts, max_new_tokens, sampling, stop, seed, num_samples, text, policy, source):
                 pass
             return samples
@@ -733,7 +542,7 @@ class Model(FunctionalModule):
             ...     print(piece, end="", flush=True)
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        policy = _cache_policy(cache, cache_dtype)
+        policy = cache_policy(cache, cache_dtype)
         sample = None
         for (sample,) in self._write([prompt], max_new_tokens, sampling, stop, seed, 1, True, policy, source):
             piece = sample.show(last=False)

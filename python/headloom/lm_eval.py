@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import Any, List, Optional, Tuple, Union
 
 from headloom import _scoring
-from headloom._model import Model, Sampling, load
+from headloom._decoding import Sampling
+from headloom._model import Model, load
 
 try:
     from lm_eval.api.model import TemplateLM  # type: ignore[import-untyped]
