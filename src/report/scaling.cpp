@@ -131,13 +131,22 @@ std::pair<double, double> trusted(const std::vector<Rung>& rungs) {
   return {first / step, last * step};
 }
 
-// Beyond what is trusted: 0 or infinity.
-double worth_of(const PowerLaw& law, double compute, const PowerLaw& baseline,
+// Of the compute at which a model has `loss`. Beyond what is trusted: 0 or infinity.
+double worth_of(double loss, double compute, const PowerLaw& baseline,
                 const std::pair<double, double>& range) {
-  const double needed = inverse(baseline, law.at({compute}));
+  const double needed = inverse(baseline, loss);
   if (needed > range.second) return kBeyond;
   if (needed < range.first) return 0;
   return needed / compute;
+}
+
+// By how much the loss may lie beside a model's fit because the fit has another form: the standard
+// deviation of the means around it, which resampling the seeds does not see.
+double misfit(const FamilyFit& family) {
+  const PowerLaw& law = family.searched();
+  const auto points = static_cast<double>(family.rungs.size());
+  const double unknowns = 1 + 2 * static_cast<double>(law.factors.size());
+  return law.error * std::sqrt(points / std::max(points - unknowns, 1.0));
 }
 
 bool known(const Interval& interval) { return !std::isnan(interval.low); }
@@ -331,7 +340,8 @@ std::vector<double> grid_of(const std::vector<FamilyFit>& families) {
 }
 
 // Adds intervals, and what each family's compute is worth where `based`: the first is the
-// baseline's.
+// baseline's. Curves of another form than the fit would make equal models differ where their sizes
+// differ in compute. So every replicate also moves the loss by as much as both fits may be wrong.
 void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, bool based) {
   const FamilyFit& base = ladder.families.front();
   for (size_t f = 0; f < ladder.families.size(); ++f) {
@@ -356,12 +366,17 @@ void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, boo
     }
     if (!based || f == 0) continue;
     const auto range = trusted(base.rungs);
+    std::mt19937_64 random(1);
+    std::normal_distribution<double> moved(0, 1);
+    const double wrong = std::hypot(misfit(family), misfit(base));
     for (const Rung& rung : family.rungs) {
-      Equivalence e{.factor = worth_of(family.law, rung.compute, base.law, range)};
+      const std::vector<double> at = {rung.compute};
+      Equivalence e{.factor = worth_of(family.law.at(at), rung.compute, base.law, range)};
       e.below = e.factor == 0;
       if (e.factor == 0 || std::isinf(e.factor)) e.factor = kUnknown;
-      e.interval =
-          over([&](const Replicate& r) { return worth_of(r[f], rung.compute, r[0], range); });
+      e.interval = over([&](const Replicate& r) {
+        return worth_of(r[f].at(at) + wrong * moved(random), rung.compute, r[0], range);
+      });
       family.worth.push_back(e);
     }
   }

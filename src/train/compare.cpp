@@ -73,8 +73,15 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
   Workers workers;
   std::set<PlannedRun*> under_way;
   std::map<PlannedRun*, std::string> labels;  // of those that were started; again, it is the same
+  const auto tell = [&] {
+    outcome = experiment.outcome();
+    outcome.interrupted = interrupted();
+    if (outcome.interrupted) note_interrupted_comparison(outcome.comparison, control.folder);
+    control.progress(outcome);
+  };
   while (true) {
-    for (PlannedRun* next : experiment.ready()) {
+    const std::vector<PlannedRun*> ready = experiment.ready();
+    for (PlannedRun* next : ready) {
       if (interrupted() || workers.running() >= static_cast<size_t>(control.jobs)) break;
       if (under_way.contains(next)) continue;
       if (!labels.contains(next)) {
@@ -85,7 +92,11 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
       workers.start(control.command(write_plan_file(*next, control.folder)), next, labels[next]);
       under_way.insert(next);
     }
-    if (workers.running() == 0) return;
+    if (workers.running() == 0) {
+      // The signal came while no run was trained: before the first, or between two.
+      if (!ready.empty() && !outcome.interrupted) tell();
+      return;
+    }
     const Workers::Ended ended = workers.wait();
     auto& run = *static_cast<PlannedRun*>(ended.owner);
     under_way.erase(&run);
@@ -100,10 +111,7 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
                             ended.message.empty() ? "." : ": " + ended.message);
     }
     experiment.advance();
-    outcome = experiment.outcome();
-    outcome.interrupted = interrupted();
-    if (outcome.interrupted) note_interrupted_comparison(outcome.comparison, control.folder);
-    control.progress(outcome);
+    tell();
   }
 }
 

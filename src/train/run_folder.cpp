@@ -1,6 +1,7 @@
 #include "train/run_folder.h"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <sstream>
 
@@ -14,6 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string config_path(const std::string& folder) { return folder + "/config.toml"; }
+
+constexpr std::string_view kUntil = "# Until step ";
 
 bool holds_comparison(const std::string& folder) {
   try {
@@ -188,8 +191,59 @@ std::vector<Difference> differences_from(const std::string& folder, RunConfig& c
 std::string config_comments(const std::string& folder) {
   std::istringstream lines(read_file(config_path(folder)));
   std::string comments, line;
-  while (std::getline(lines, line) && line.starts_with('#')) comments += line + "\n";
+  while (std::getline(lines, line) && line.starts_with('#')) {
+    if (!line.starts_with(kUntil)) comments += line + "\n";
+  }
+  for (const EarlierConfig& earlier : earlier_configs(folder)) {
+    comments += str(kUntil, earlier.until, " the configuration was ", earlier.file, ".\n");
+  }
   return comments;
+}
+
+namespace {
+
+constexpr std::string_view kBefore = "config.until-step-", kAfter = ".toml";
+
+std::string name_of_config(int64_t until) { return str(kBefore, until, kAfter); }
+
+}  // namespace
+
+std::vector<EarlierConfig> earlier_configs(const std::string& folder) {
+  std::vector<EarlierConfig> out;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) continue;
+    int64_t until = 0;
+    const char* const end = name.data() + name.size() - kAfter.size();
+    const auto [read, problem] = std::from_chars(name.data() + kBefore.size(), end, until);
+    if (problem == std::errc() && read == end) out.push_back({until, name});
+  }
+  std::sort(out.begin(), out.end(),
+            [](const EarlierConfig& a, const EarlierConfig& b) { return a.until < b.until; });
+  return out;
+}
+
+std::string keep_config(const std::string& folder, int64_t step) {
+  const std::string kept = name_of_config(step);
+  if (!fs::exists(folder + "/" + kept)) {
+    write_file(folder + "/" + kept, read_file(folder + "/config.toml"));
+  }
+  return kept;
+}
+
+void forget_configs_after(const std::string& folder, int64_t step) {
+  for (const EarlierConfig& earlier : earlier_configs(folder)) {
+    if (earlier.until <= step) continue;
+    const std::string file = folder + "/" + earlier.file,
+                      kept = folder + "/" + name_of_config(step);
+    // The first of them is that of the steps just before `step`.
+    if (fs::exists(kept) || step == 0) {
+      fs::remove(file);
+    } else {
+      fs::rename(file, kept);
+    }
+  }
 }
 
 void write_run_config(const std::string& folder, RunConfig& config, const std::string& comments) {

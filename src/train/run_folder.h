@@ -56,8 +56,21 @@ void use_kept_tokenizer(const std::string& folder, RunConfig& config);
 
 // Writes config.toml, which begins with `comments`: lines that say where the run comes from.
 void write_run_config(const std::string& folder, RunConfig& config, const std::string& comments);
-// Those of the present config.toml.
+// Those of the present config.toml, with a line for each of earlier_configs().
 std::string config_comments(const std::string& folder);
+
+// A configuration that is kept beside the present one: RUN/config.until-step-N.toml.
+struct EarlierConfig {
+  int64_t until = 0;
+  std::string file;  // its name
+};
+// In the order of their steps.
+std::vector<EarlierConfig> earlier_configs(const std::string& folder);
+// Keeps the present configuration as that of the steps before `step` and returns its file's name.
+// Where one is kept for these already, no step was made with the present one.
+std::string keep_config(const std::string& folder, int64_t step);
+// Lets those of steps after `step` go, from which the run goes on anew.
+void forget_configs_after(const std::string& folder, int64_t step);
 
 // Whether `key` says where the data are, as "task.paths" does. The same data may be moved.
 bool is_place_of_data(const std::string& key);

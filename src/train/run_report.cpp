@@ -14,6 +14,7 @@
 #include "report/format.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
+#include "train/run_past.h"
 #include "train/run_places.h"
 #include "train/run_session.h"
 #include "train/speeds.h"
@@ -78,12 +79,6 @@ std::string apart_from(const std::string& name, data::TaskSpec& first, data::Tas
   return str("differs from `", name, "` in ", report::list_of(parts));
 }
 
-// What the runs of one model share: all but the seed.
-std::string without_seed(RunConfig config) {
-  config.train.seed = 0;
-  return to_toml(stored_config(config));
-}
-
 // The tasks of the runs, by their configurations. New ones are added to a report.
 class NamedTasks {
  public:
@@ -91,17 +86,15 @@ class NamedTasks {
     std::string name;
     std::shared_ptr<data::Task> task;
     std::shared_ptr<data::TaskSpec> options;
-    int64_t seed = 0;                     // that it was built with
-    std::optional<StoredData> data;       // as runs of that seed store them
-    std::optional<std::string> stopping;  // of the first run
+    std::map<int64_t, std::optional<StoredData>> data;  // by seed, as its runs store them
+    std::optional<std::string> stopping;                // of the first run
   };
 
   const Known& of(const RunPlace& place, RunConfig& config, report::Comparison& report) {
     Known& known = tasks_[key_of(place, config)];
     if (known.task == nullptr) {
-      if (!config.task->data_paths().empty()) known.seed = config.train.seed;
-      known.task = config.task->build(static_cast<uint64_t>(known.seed));
-      known.data = data_of(config, *known.task);
+      known.task = built_for(config);
+      known.data[config.train.seed] = data_of(config, *known.task);
       known.options = config.task;
       const std::string wanted = place.task.empty() ? config.task->type() : place.task;
       known.name = unique(wanted, names_);
@@ -120,6 +113,10 @@ class NamedTasks {
     const auto info =
         std::find_if(report.tasks.begin(), report.tasks.end(),
                      [&](const report::TaskInfo& task) { return task.name == known.name; });
+    // Each seed has an order of its own.
+    if (!known.data.contains(config.train.seed)) {
+      known.data[config.train.seed] = data_of(config, *built_for(config));
+    }
     const std::string stopping = stopping_text(config.train);
     if (!known.stopping) known.stopping = info->stopping = stopping;
     if (stopping != *known.stopping) info->stopping = kSomeStop;
@@ -127,6 +124,11 @@ class NamedTasks {
   }
 
  private:
+  static std::shared_ptr<data::Task> built_for(const RunConfig& config) {
+    const bool drawn = config.task->data_paths().empty();  // the seed says from what
+    return config.task->build(drawn ? 0 : static_cast<uint64_t>(config.train.seed));
+  }
+
   std::string key_of(const RunPlace& place, const RunConfig& config) {
     std::string key = to_toml(task_identity(*config.task));
     if (place.task.empty()) return key;
@@ -144,14 +146,16 @@ class NamedTasks {
   std::set<std::string> names_;
 };
 
-// The models of the runs, by their configurations. New ones are added to a report.
+// The models of the runs, by their configurations and their past. New ones are added to a report.
 class NamedModels {
  public:
   // Its label on `task`; a comparison's model has one label on all of its tasks if those that
   // others have too are named first. `config` has the task's sizes.
   const std::string& of(const RunPlace& place, const RunConfig& config,
-                        const NamedTasks::Known& task, report::Comparison& report) {
-    const std::string key = without_seed(config) + place.model;
+                        const std::vector<PastEvent>& past, const NamedTasks::Known& task,
+                        report::Comparison& report) {
+    std::string key = config_of_all_seeds(config) + place.model;
+    for (const PastEvent& event : past) key += "\n" + event.key;
     auto label = labels_.find(key);
     if (label == labels_.end()) {
       std::set<std::string>& taken = taken_[task.name];
@@ -216,12 +220,8 @@ RunConfig config_with_data(const std::string& folder) {
 // Refuses a run whose data have changed since it was trained: the bytes of a token, the sizes of
 // the data and the floors of a report would be those of other data.
 void check_data(const std::string& folder, RunConfig& config, const NamedTasks::Known& task) {
-  std::optional<StoredData> stored = CheckpointStore(folder).data();
-  // Each seed has its own order, and to read the data once for each would take long.
-  if (stored && task.data && config.train.seed != task.seed) {
-    stored->fingerprint = task.data->fingerprint;
-  }
-  const std::string changed = changed_data(folder, config, *task.task, stored, task.data);
+  const std::string changed = changed_data(
+      folder, config, *task.task, CheckpointStore(folder).data(), task.data.at(config.train.seed));
   if (!changed.empty()) {
     usage_error(changed, "; a report needs the data of its runs: restore them.");
   }
@@ -239,12 +239,14 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   NamedModels models;
   std::set<int64_t> seeds;
   std::vector<RunConfig> configs;
+  std::vector<std::vector<PastEvent>> pasts;
   std::vector<const NamedTasks::Known*> tasks_of;
   std::map<const NamedTasks::Known*, std::set<std::string>> comparisons_of;
   for (const RunPlace& place : places) {
     RunConfig& config = configs.emplace_back(config_with_data(place.folder));
     const NamedTasks::Known& task = tasks.of(place, config, empty_);
     check_data(place.folder, config, task);
+    pasts.push_back(past_of(place.folder, config));
     config.fit(data::sizes_of(*task.task));
     tasks_of.push_back(&task);
     comparisons_of[&task].insert(place.comparison);
@@ -253,7 +255,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   for (const bool several : {true, false}) {
     for (size_t i = 0; i < places.size(); ++i) {
       if ((comparisons_of[tasks_of[i]].size() > 1) != several) continue;
-      labels[i] = models.of(places[i], configs[i], *tasks_of[i], empty_);
+      labels[i] = models.of(places[i], configs[i], pasts[i], *tasks_of[i], empty_);
     }
   }
   for (size_t i = 0; i < places.size(); ++i) {
@@ -275,6 +277,7 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
                              .folder = fs::absolute(place.folder).lexically_normal().string()},
                      .bytes_per_token = task.task->bytes_per_token(),
                      .train = config.train,
+                     .past = pasts[i],
                      .comparison = place.comparison,
                      .model_there = place.model,
                      .task_there = place.task,
@@ -363,6 +366,9 @@ void RunReport::compare_training() {
     std::set<std::string> chosen;
     for (const auto& [key, values] : common) chosen.insert(key);
     build.train_differences = train_differences(baseline->train, run->train, chosen);
+    const std::string past = past_differences(baseline->past, run->past);
+    if (!past.empty() && !build.train_differences.empty()) build.train_differences += ", ";
+    build.train_differences += past;
   }
 }
 

@@ -14,12 +14,14 @@
 #include "train/comparison_file.h"
 #include "train/config.h"
 #include "train/result.h"
+#include "train/run_past.h"
 #include "train/state.h"
 
 namespace headloom {
 
 // The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
-// whose configurations differ in train.seed alone are one model; its label is the name that its
+// whose configurations differ in train.seed alone are one model, if they have the same past
+// (run_past.h); its label is the name that its
 // comparison gives it, or that of the first run's folder. The first model is the baseline; a
 // comparison's models and tasks are in the order of its configuration, and speeds that it has
 // measured (train/speeds.h) take the place of those of its runs' own steps. What differs in [train]
@@ -50,6 +52,7 @@ class RunReport {
     report::Run run;  // without its points
     double bytes_per_token;
     TrainOptions train;
+    std::vector<PastEvent> past;
     // The folder of its comparison, and what that calls the model and the task; may be empty.
     std::string comparison, model_there, task_there;
     std::string belongs_to;  // the folder of its comparison, also where the run alone is named

@@ -8,6 +8,7 @@
 #include "core/shell.h"
 #include "core/text.h"
 #include "train/run_folder.h"
+#include "train/run_past.h"
 
 namespace headloom {
 namespace fs = std::filesystem;
@@ -147,12 +148,13 @@ bool is_of_run(const std::string& metrics) {
 TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& task) {
   const std::string& folder = control_.folder;
   std::string comment;
+  std::optional<Origin> origin;
   if (!control_.from.empty()) {
     const CheckpointStore store(control_.from);
     const TrainState theirs = store.load_weights(control_.from_checkpoint, model, optimizer.cut());
     store.check_finite(theirs.step, model);
-    comment = str("# Began with the weights of ", fs::absolute(control_.from).string(), ", step ",
-                  theirs.step, ".\n");
+    origin = origin_of(control_.from, theirs.step);
+    comment = str("# Began with the weights of ", origin->folder, ", step ", theirs.step, ".\n");
     progress_.line(str("the weights are those of ", control_.from, ", step ", theirs.step));
   }
   make_folders(folder);
@@ -172,6 +174,9 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
       !differences(read_toml(path), stored_config(config_)).empty()) {
     usage_error(path, ": is not the configuration of a run; choose another folder with --out.");
   }
+  forget_configs_after(folder, 0);
+  fs::remove(origin_path(folder));
+  if (origin) write_origin(folder, *origin);
   write_run_config(folder, config_, comment);
   if (const std::string* file = config_.task->tokenizer_file()) keep_tokenizer(folder, *file);
   write_file(metrics, first_line_of_metrics(control_.group ? control_.group->size() : 1));
@@ -203,22 +208,17 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& t
   check_same_data(folder, control_.of_comparison, config_, task, state.data, data);
   state.data = data;
   store_.drop_after(from);
+  forget_configs_after(folder, from);
   if (!changes.empty()) restate(changes, state.step);
   return state;
 }
 
 // Says what goes on differently from here, and stores it.
 void RunSession::restate(const std::vector<Difference>& changes, int64_t step) {
-  const std::string path = control_.folder + "/config.toml";
-  const std::string earlier = str("config.until-step-", step, ".toml");
-  const std::string kept = control_.folder + "/" + earlier;
-  const TrainOptions before = read_run_config(read_toml(path)).train, &now = config_.train;
-  std::string comments = config_comments(control_.folder);
-  if (!fs::exists(kept)) {  // else it changes twice here, and no step was made in between
-    write_file(kept, read_file(path));
-    comments += str("# Until step ", step, " the configuration was ", earlier, ".\n");
-  }
-  write_run_config(control_.folder, config_, comments);
+  const std::string& folder = control_.folder;
+  const TrainOptions before = run_config_in(folder).train, &now = config_.train;
+  const std::string kept = folder + "/" + keep_config(folder, step);
+  write_run_config(folder, config_, config_comments(folder));
   std::vector<std::string> named;
   for (const Difference& d : changes) {
     named.push_back(str(d.key, " = ", d.after.empty() ? "absent" : d.after, " (was ",

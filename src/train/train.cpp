@@ -29,6 +29,7 @@
 #include "train/progress.h"
 #include "train/result.h"
 #include "train/run_folder.h"
+#include "train/run_past.h"
 #include "train/run_session.h"
 #include "train/scaling.h"
 #include "train/sharded_model.h"
@@ -80,7 +81,7 @@ std::map<std::string, std::string> read_routes(const std::string& text) {
 class Trainer {
  public:
   Trainer(RunConfig config, const TrainControl& control)
-      : control_(control),
+      : control_(with_origin(control)),
         group_(control_.group == nullptr ? alone_ : *control_.group),
         config_(std::move(config)),
         device_(find_device(config_.train.device)),
@@ -112,6 +113,21 @@ class Trainer {
   }
 
  private:
+  // A run that stopped before its first checkpoint begins with the same weights again.
+  static TrainControl with_origin(TrainControl control) {
+    if (!control.resume || !control.from.empty()) return control;
+    const std::optional<Origin> origin = read_origin(control.folder);
+    if (!origin || !CheckpointStore(control.folder).steps().empty()) return control;
+    if (!std::filesystem::is_directory(origin->folder)) {
+      usage_error(control.folder, ": began with the weights of ", origin->folder, ", step ",
+                  origin->step, ", and has no checkpoint of its own yet, but that folder is not ",
+                  "there any more; begin a new run.");
+    }
+    control.from = origin->folder;
+    control.from_checkpoint = std::to_string(origin->step);
+    return control;
+  }
+
   void note_failure(const std::string& problem) const {
     if (!first()) return;
     try {

@@ -177,6 +177,51 @@ def test_a_model_of_a_comparison_has_one_name_on_all_tasks(place, tmp_path):
     assert models == {"copying": ["mha", "mha (2)"], "longer": ["mha (2)"]}
 
 
+def test_what_a_run_has_been_through_keeps_it_apart(place, tmp_path):
+    """Weights of another run at the start, and steps with other options, are no equal training."""
+    short = ["--set", "train.schedule=constant", "--set", "train.steps=2"]
+    for seed in (1, 2):
+        own = ["--set", f"train.seed={seed}"]
+        headloom("train", place / "run.toml", "--out", f"plain-{seed}", *own, cwd=tmp_path)
+        headloom("train", place / "run.toml", "--out", f"tuned-{seed}", "--from", f"plain-{seed}", "--checkpoint", "4", *own,
+                 cwd=tmp_path)  # fmt: skip
+        headloom("train", place / "run.toml", "--out", f"changed-{seed}", *short, "--set", "train.lr=0.5", *own, cwd=tmp_path)
+        back = ["--set", "train.schedule=cosine", "--set", "train.steps=4", "--set", "train.lr=0.001"]
+        headloom("train", f"changed-{seed}", "--resume", *back, cwd=tmp_path)
+        headloom("train", place / "run.toml", "--out", f"longer-{seed}", *short, *own, cwd=tmp_path)
+        headloom("train", f"longer-{seed}", "--resume", "--set", "train.steps=4", cwd=tmp_path)
+
+    def told(*names):
+        folders = [f"{name}-{seed}" for seed in (2, 1) for name in names]
+        report = json.loads(headloom("report", *folders, "--out", "r.html", "--json", cwd=tmp_path).stdout)
+        models = report["tasks"][0]["models"]
+        assert [m["result"]["count"] for m in models] == [2] * len(names)
+        return {m["model"]: m.get("train_differences", "") for m in models}
+
+    (lr,) = re.findall(r"(?m)^lr = (.*)$", (place / "plain/config.toml").read_text())
+    assert lr == "0.001"
+    at_the_start = "weights of `plain-2` (step 4) at the start"
+    until = "other options until step 2 (lr = 0.5, schedule = 'constant')"
+    assert told("plain", "tuned", "changed") == {"plain-2": "", "tuned-2": at_the_start, "changed-2": until}
+    assert told("tuned", "plain") == {"tuned-2": "", "plain-2": f"no {at_the_start}"}
+    # With a constant rate it does not matter that the run was shorter.
+    assert told("longer") == {"longer-2": ""}
+    (tmp_path / "tuned-1/origin.json").write_text("{")
+    assert "tuned-1/origin.json: is damaged, expected " in refused("report", "plain-1", "tuned-1", cwd=tmp_path, code=1)
+
+
+def test_data_that_have_changed_are_found_under_every_seed(tmp_path):
+    config = CONFIG.replace('type = "copy"\ncount = 4\neval_sequences = 8', "type = 'text'\npaths = ['text']\nlength = 8")
+    (tmp_path / "run.toml").write_text(config)
+    (tmp_path / "text").mkdir()
+    text = "All happy families are alike; each unhappy family is unhappy in its own way. " * 20
+    for seed, written in {1: text, 2: text.upper(), 3: text.upper()}.items():
+        (tmp_path / "text/a.txt").write_text(written)
+        headloom("train", "run.toml", "--out", f"run-{seed}", "--set", f"train.seed={seed}", cwd=tmp_path)
+    headloom("report", "run-2", "run-3", "--out", "r.html", cwd=tmp_path)
+    message = refused("report", "run-2", "run-3", "run-1", cwd=tmp_path)
+    assert "run-1: the data of 'task.paths' are not those that the run was trained on" in message
+
 def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
     """Every claim needs equal training, except in what each comparison has swept."""
     for name, changes in {"rate": ["train.lr=0.5", "train.eval_every=4"], "same": ["train.eval_every=4", "train.seed=2"]}.items():

@@ -139,6 +139,31 @@ TEST(Scaling, FindsWhatComputeIsWorth) {
   EXPECT_EQ(found[0].answer, ladders(c, summary)[0].answer);
 }
 
+// Both models follow one law, which is steeper than any that is fitted, and the second takes more
+// compute for each token.
+TEST(Scaling, CurvesOfAnotherFormMakeEqualModelsNoDifferent) {
+  Comparison c = ladder({1.0}, 5, 0);
+  for (Build& build : c.builds) {
+    if (build.model == "m1") build.flops_per_unit *= 1.2;
+  }
+  for (auto& run : c.runs) {
+    const auto build = std::find_if(c.builds.begin(), c.builds.end(), [&](const Build& b) {
+      return b.model == run.model && b.task == run.task;
+    });
+    Point& last = run.points.back();
+    const double compute = 3 * build->flops_per_unit * last.tokens;
+    last.loss = last.quality = 1 + 2 * std::pow(compute / 1e12, -1.6) + 1e-3 * (run.seed % 2);
+  }
+  const Ladder found = ladders(c, summarize(c))[0];
+  const Equivalence& top = found.families[1].worth.back();
+  EXPECT_GT(found.families[1].law.error, 0.05);
+  EXPECT_LT(top.interval.low, 1);
+  EXPECT_GT(top.interval.high, 1);
+  EXPECT_EQ(found.answer.find(" times (95% interval") != std::string::npos,
+            found.answer.find("no difference is found") != std::string::npos)
+      << found.answer;
+}
+
 TEST(Scaling, DoesNotExtrapolateFar) {
   // A size is 9 times the compute of the one before: at the last, 20 times lie beyond.
   const Comparison c = ladder({20.0}, 5, 0.001);

@@ -12,6 +12,7 @@
 #include "support.h"
 #include "train/load.h"
 #include "train/run_folder.h"
+#include "train/run_past.h"
 
 namespace headloom::test::runs_test {
 namespace {
@@ -116,6 +117,31 @@ TEST(Longer, RefusesOtherDataThanTheRunHas) {
   EXPECT_TRUE(contains(bytes_of(run + "/checkpoints/step-12/state.json"), "fingerprint"));
 }
 
+TEST(Longer, KeepsTheConfigurationOfEachStepWhenItGoesBack) {
+  const TempFolder folder;
+  const std::string run = folder.path("run");
+  const Node first = tiny_run(kTen);
+  train_quietly(first, {.folder = run});
+  {  // as one leaves it that is killed before its next checkpoint
+    const std::vector<std::string> changes = {"train.steps=20", "train.lr=1e-3"};
+    RunConfig config = read_run_config(with(read_toml(run + "/config.toml"), changes));
+    keep_config(run, 10);
+    write_run_config(run, config, config_comments(run));
+  }
+  EXPECT_TRUE(contains(config_comments(run), "# Until step 10 the configuration was"));
+  train_quietly(with(first, {"train.lr=2e-3"}), {.folder = run, .checkpoint = "5"});
+  const std::vector<EarlierConfig> earlier = earlier_configs(run);
+  ASSERT_EQ(earlier.size(), 1u);
+  EXPECT_EQ(earlier[0].until, 5);
+  const auto options = [&](const std::string& file) {
+    return read_run_config(read_toml(run + "/" + file)).train;
+  };
+  EXPECT_EQ(options(earlier[0].file).lr, read_run_config(first).train.lr);
+  EXPECT_EQ(options("config.toml").lr, 2e-3);
+  EXPECT_EQ(config_comments(run),
+            "# Until step 5 the configuration was config.until-step-5.toml.\n");
+}
+
 TEST(Longer, RestatesTheScheduleOverAllSteps) {
   const TempFolder folder;
   const std::string run = folder.path("run");
@@ -184,6 +210,26 @@ TEST(From, BeginsWithTheWeightsOfAnotherRun) {
   train_quietly(with(read_toml(run + "/config.toml"), {"train.steps=2"}),
                 {.folder = run, .resume = true});
   EXPECT_EQ(load_run(run, "last").step, 2);
+}
+
+TEST(From, BeginsAgainWithTheSameWeightsWhereItHasNoCheckpoint) {
+  const TempFolder folder;
+  const std::string source = folder.path("source"), run = folder.path("run");
+  train_quietly(tiny_run(kTen), {.folder = source});
+  const Node tuning = tiny_run("steps = 1\nlr = 1e-30\nweight_decay = 0\nwarmup = 0");
+  train_quietly(tuning, {.folder = run, .from = source, .from_checkpoint = "5"});
+  fs::remove_all(run + "/checkpoints");
+  const Node config = read_toml(run + "/config.toml");
+  train_quietly(config, {.folder = run, .resume = true});
+  EXPECT_TRUE(weights_of(run, 1) == weights_of(source, 5));
+  fs::remove_all(run + "/checkpoints");
+  fs::rename(source, folder.path("gone"));
+  EXPECT_TRUE(contains(
+      message_of<UsageError>([&] { train_quietly(config, {.folder = run, .resume = true}); }),
+      str(run, ": began with the weights of ", source, ", step 5, and has no checkpoint")));
+  // What begins without --from begins with weights of its own.
+  train_quietly(config, {.folder = run});
+  EXPECT_FALSE(read_origin(run));
 }
 
 TEST(From, TakesTheModelThatTheWeightsAreOf) {

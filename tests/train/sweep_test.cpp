@@ -2,9 +2,12 @@
 #include "train/sweep.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <limits>
 #include <set>
@@ -13,6 +16,7 @@
 #include "support.h"
 #include "train/compare.h"
 #include "train/evaluate.h"
+#include "train/interrupt.h"
 #include "train/load.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
@@ -542,6 +546,34 @@ TEST(SweepInAComparison, ARunThatCannotBeWrittenStopsItAndHasNotFailed) {
       << message;
   EXPECT_EQ(started, 2);
   EXPECT_TRUE(last.runs.empty());
+}
+
+// In a process of its own, since an interrupt stays.
+TEST(SweepInAComparison, ASignalBeforeTheFirstRunInterruptsIt) {
+  const TempFolder folder;
+  CompareConfig config;
+  read_fields(comparison("lr = [1e-3, 1e-2]\n"), config);
+  const pid_t process = ::fork();
+  if (process == 0) {
+    install_interrupt_handler();
+    int said = 0;
+    std::string go_on;
+    const CompareControl control{.folder = folder.path("c"),
+                                 .progress =
+                                     [&](const CompareOutcome& so_far) {
+                                       if (++said == 1) std::raise(SIGTERM);
+                                       go_on = so_far.comparison.go_on;
+                                     },
+                                 .jobs = 2,
+                                 .command = [](const std::string&) -> std::vector<std::string> {
+                                   ::_exit(2);
+                                 }};
+    const bool stopped = compare(config, control).interrupted;
+    ::_exit(stopped && said == 2 && go_on.starts_with("headloom compare ") ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(process, &status, 0), process);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Split, ValidationAndTestDataAreApart) {
