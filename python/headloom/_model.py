@@ -224,7 +224,10 @@ class Model(FunctionalModule):
         wanted = list(maps) if isinstance(maps, Iterable) and not isinstance(maps, str) else [None]
         if not all(isinstance(name, str) for name in wanted):
             raise TypeError(f'maps is {shown(maps)}, expected a list of names such as ["weights"].')
-        output, names, values = torch.ops.headloom.record(self.spec, self._tensors(), self.training, wanted, *given)
+        output, names, values, load = torch.ops.headloom.record(
+            self.spec, self._tensors(), self.training, wanted, *given
+        )
+        self._count(load)
         return output, dict(zip(names, values))
 
     def _move(self, load: List[Tensor]) -> None:

@@ -8,8 +8,10 @@
 namespace headloom::python {
 namespace {
 
-using Recorded = std::tuple<Tensor, std::vector<std::string>, std::vector<Tensor>>;
+using Recorded =
+    std::tuple<Tensor, std::vector<std::string>, std::vector<Tensor>, std::vector<Tensor>>;
 
+// The logits, what was recorded, and in training the load of experts as model() returns it.
 Recorded record(std::string_view spec, at::TensorList params, bool training,
                 const std::vector<std::string>& names, const OptionalTensor& tokens,
                 const OptionalTensor& lengths, const OptionalTensor& documents,
@@ -19,6 +21,12 @@ Recorded record(std::string_view spec, at::TensorList params, bool training,
   return with_model(spec, params, input, training, [&](Model& built) {
     Recording recording(names);
     input.recording = &recording;
+    AuxiliaryOutputs side_outputs;
+    const auto balanced = training ? built.balanced() : std::vector<int64_t>();
+    if (!balanced.empty()) {
+      expect_countable(built);
+      input.auxiliary = &side_outputs;
+    }
     Recorded out;
     std::get<0>(out) = built.forward(input);
     recording.check_all_found();
@@ -26,6 +34,8 @@ Recorded record(std::string_view spec, at::TensorList params, bool training,
       std::get<1>(out).push_back(name);
       std::get<2>(out).push_back(value);
     }
+    if (computes_again()) return out;
+    for (const int64_t layer : balanced) std::get<3>(out).push_back(side_outputs.load.at(layer));
     return out;
   });
 }
@@ -83,7 +93,7 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
       "record(str spec, Tensor[] params, bool training, str[] names, Tensor? tokens=None, "
       "Tensor? lengths=None, Tensor? documents=None, Tensor? segments=None, Tensor? source=None, "
       "Tensor? source_lengths=None, Tensor? images=None) -> (Tensor output, str[] names, "
-      "Tensor[] values)");
+      "Tensor[] values, Tensor[] load)");
   m.def(
       "analyze(str spec, Tensor[] params, str what, str[] vocabulary, int[] layers, int[] heads, "
       "int top, Tensor? tokens=None, Tensor? source=None, Tensor? images=None, "

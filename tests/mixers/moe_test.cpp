@@ -189,6 +189,43 @@ TEST(MoeMixer, BalanceLossIsItsFormula) {
   EXPECT_NEAR(equal.loss.item<double>(), 0.3, 1e-6);
 }
 
+TEST(MoeMixer, PaddingAndOtherProcessesDoNotChangeTheBalance) {
+  at::manual_seed(8);
+  for (const char* scores : {"softmax", "sigmoid"}) {
+    const auto mixer = moe(str("routed = 6\nactive = 2\nbalance = 0.3\nscores = '", scores, "'"));
+    set(*mixer, "gate.weight", at::randn({6, 24}));
+    const Tensor x = at::randn({3, 8, 24});
+    const auto balance_of = [&](const Tensor& batch, const Tensor& lengths,
+                                AuxiliaryOutputs auxiliary = {}) {
+      const Tensor leaf = batch.detach().clone().requires_grad_();
+      mixer->forward(leaf, {.lengths = lengths, .auxiliary = &auxiliary});
+      auxiliary.loss.backward();
+      return std::tuple(auxiliary.loss.item<double>(), auxiliary.load.at(0), leaf.grad());
+    };
+    const auto [loss, load, grad] = balance_of(x, {});
+    // Whatever the padding holds.
+    const Tensor padded = at::randn({3, 13, 24}) * 100;
+    padded.narrow(1, 0, 8).copy_(x);
+    const auto [same_loss, same_load, same_grad] = balance_of(padded, at::full({3}, 8, at::kLong));
+    EXPECT_NEAR(same_loss, loss, 1e-7);
+    EXPECT_TRUE(at::equal(same_load, load));
+    EXPECT_TRUE(close(same_grad.narrow(1, 0, 8), grad, 1e-6));
+    EXPECT_TRUE(same_grad.narrow(1, 8, 5).eq(0).all().item<bool>());
+    // Processes with 16 and 8 of the tokens: their mean is the loss of all.
+    const auto counts_of = [&](const Tensor& part) { return std::get<1>(balance_of(part, {})); };
+    const Tensor all = at::cat(
+        {counts_of(x.narrow(0, 0, 2)) + counts_of(x.narrow(0, 2, 1)), at::full({1}, 2, at::kLong)});
+    AuxiliaryOutputs shared;
+    shared.sum_counts = [&](const Tensor&) { return all; };
+    const double first = std::get<0>(balance_of(x.narrow(0, 0, 2), {}, shared));
+    const double second = std::get<0>(balance_of(x.narrow(0, 2, 1), {}, shared));
+    EXPECT_NEAR((first + second) / 2, loss, 1e-7);
+    // Nothing to balance.
+    EXPECT_EQ(std::get<0>(balance_of(x.narrow(0, 0, 0), {})), 0);
+    EXPECT_EQ(std::get<0>(balance_of(x, at::zeros({3}, at::kLong))), 0);
+  }
+}
+
 TEST(MoeMixer, TheBiasIsABufferThatBalanceMovesTowardsEqualLoad) {
   at::manual_seed(9);
   const auto mixer = moe("routed = 4\nactive = 1\nscores = 'sigmoid'\nbias_speed = 0.01");

@@ -74,17 +74,29 @@ def test_the_bias_is_a_buffer_of_the_state():
     assert [name for name, _ in layer.named_buffers()] == ["choice_bias"]
 
 
-@pytest.mark.parametrize("auxiliary", [False, True])
-def test_every_training_call_counts_and_no_other(auxiliary):
+@pytest.mark.parametrize("asked", [{}, {"auxiliary": True}, {"maps": ["weights"]}])
+def test_every_training_call_counts_and_no_other(asked):
     model = experts()
-    model(tokens(), auxiliary=auxiliary)
+    model(tokens(), **asked)
     assert all(not b.any() for b in biases(model).values())  # no step yet
     headloom.balance_experts(model)
     moved = biases(model)
     assert all(b.abs().max() == SPEED for b in moved.values())
-    model.eval()(tokens(seed=9), auxiliary=auxiliary)
+    model.eval()(tokens(seed=9), **asked)
     headloom.balance_experts(model)
     same(biases(model), moved)
+
+
+def test_padding_is_no_load():
+    models = [experts(kind="encoder") for _ in range(2)]
+    batch = tokens()
+    padded = torch.cat([batch, torch.zeros(len(batch), 30, dtype=torch.int64)], 1)
+    balances = [models[0](batch, auxiliary=True)[1]]
+    balances.append(models[1](padded, lengths=torch.full([len(batch)], batch.shape[1]), auxiliary=True)[1])
+    torch.testing.assert_close(*balances)
+    for model in models:
+        headloom.balance_experts(model)
+    same(*map(biases, models))
 
 
 def test_the_bias_moves_towards_equal_load():

@@ -111,7 +111,7 @@ class Moe final : public ChannelMixer {
     Tensor weight = scores.gather(1, choice);
     if (options_.renormalise) weight = weight / (weight.sum(1, true) + 1e-20);
     if (options_.scaling != 1) weight = weight * options_.scaling;
-    if (context.auxiliary != nullptr) observe(scores, choice, context);
+    if (context.auxiliary != nullptr) observe(x, scores, choice, context);
     if (context.recording != nullptr) {
       const auto of_position = [&](const Tensor& t) {
         return t.unflatten_symint(0, x.sym_sizes().slice(0, 2));
@@ -175,26 +175,43 @@ class Moe final : public ChannelMixer {
     return std::get<1>(scores.topk(options_.active, -1));
   }
 
-  // Adds the balance loss and the load.
-  void observe(const Tensor& scores, const Tensor& choice, const MixerContext& context) const {
+  // [B T], which positions of x are no padding; undefined: all.
+  static Tensor real_positions(const Tensor& x, const MixerContext& context) {
+    if (!context.lengths.defined()) return {};
+    const Tensor place = at::arange(c10::Scalar(x.sym_size(1)), context.lengths.options());
+    return place.lt(context.lengths.unsqueeze(1)).flatten();
+  }
+
+  // Adds the balance loss and the load. Padding is no token that experts could be balanced by.
+  void observe(const Tensor& x, const Tensor& scores, const Tensor& choice,
+               const MixerContext& context) const {
     AuxiliaryOutputs& auxiliary = *context.auxiliary;
+    const Tensor real = real_positions(x, context);
+    const Tensor once =
+        real.defined() ? real.to(at::kLong).unsqueeze(1).expand_as(choice) : at::ones_like(choice);
     // bincount() would give a compiler a size that it cannot know.
-    const Tensor flat = choice.flatten();
-    const Tensor counts =
-        at::zeros({options_.routed}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
+    const Tensor counts = at::zeros({options_.routed}, choice.options())
+                              .scatter_add(0, choice.flatten(), once.flatten());
     Tensor& sum = auxiliary.load[context.layer];
     sum = sum.defined() ? sum + counts : counts;
     if (options_.balance > 0) {
-      // f is of what all processes pass at once, whose losses then add up to its own. The pieces
-      // of a step that follow one another each have their own f.
-      const Tensor of_all = auxiliary.sum_counts ? auxiliary.sum_counts(counts) : counts;
-      const c10::SymInt choices =
-          auxiliary.sum_counts ? c10::SymInt(of_all.sum().item<int64_t>()) : flat.sym_numel();
-      const Tensor load = of_all.to(at::kFloat) / c10::Scalar(choices.max(1));
-      const Tensor shares =
+      // f and the number of tokens are of what all processes pass at once, whose losses then have
+      // the loss of all as their mean. The pieces of a step that follow one another each have their
+      // own.
+      Tensor of_all = counts;
+      Tensor processes = at::ones({1}, counts.options());
+      if (auxiliary.sum_counts) {
+        const Tensor summed = auxiliary.sum_counts(at::cat({counts, processes}));
+        of_all = summed.narrow(0, 0, options_.routed);
+        processes = summed.narrow(0, options_.routed, 1);
+      }
+      const Tensor choices = of_all.sum().clamp_min(1).to(at::kFloat);
+      const Tensor tokens = choices / static_cast<double>(options_.active) / processes;
+      Tensor shares =
           options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
-      Tensor loss =
-          (load * shares.mean(0)).sum() * (options_.balance * static_cast<double>(options_.routed));
+      if (real.defined()) shares = shares.masked_fill(~real.unsqueeze(1), 0);
+      Tensor loss = (of_all / choices * (shares.sum(0) / tokens)).sum() *
+                    (options_.balance * static_cast<double>(options_.routed));
       if (processes_ > 1) {  // whose gradients of the gate and of x add up
         const Tensor own = loss / static_cast<double>(processes_);
         loss = own + (loss - own).detach();
