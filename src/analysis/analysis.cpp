@@ -140,10 +140,10 @@ Recording record(const Subject& subject, std::vector<std::string> names) {
   return record(subject, subject.input, std::move(names));
 }
 
-Tensor visible_keys(const Recording& recording, const std::string& place, const Tensor& maps) {
-  const Tensor scores = recording.find(place + ".scores");
-  const bool fits =
-      scores.defined() && scores.size(2) == maps.size(2) && scores.size(3) == maps.size(3);
+Tensor visible_keys(const Recording& recording, const LayerPlace& place, const Tensor& maps) {
+  const Tensor scores = recording.find(place.name + ".scores");
+  const bool fits = scores.defined() && columns_are_positions(place, "scores") &&
+                    scores.size(2) == maps.size(2) && scores.size(3) == maps.size(3);
   return fits ? scores.isfinite().narrow(1, 0, 1).expand_as(maps) : maps.ne(0);
 }
 
@@ -191,9 +191,13 @@ Reading reading_of(const ModelInput& input, const std::string& place) {
   return out;
 }
 
-Tensor without_padding(const Reading& reading, const Tensor& maps) {
+Tensor without_padding(const Reading& reading, const LayerPlace& place, std::string_view name,
+                       const Tensor& maps) {
   if (!reading.real.defined()) return maps;
-  return maps.masked_fill(reading.real.logical_not().unsqueeze(1).unsqueeze(3), 0);
+  const Tensor padding = reading.real.logical_not().unsqueeze(1);
+  const Tensor rows = maps.masked_fill(padding.unsqueeze(3), 0);
+  // The padding's keys are 0 before linformer combines them, but the combination is recorded.
+  return columns_are_positions(place, name) ? rows.masked_fill(padding.unsqueeze(2), 0) : rows;
 }
 
 report::Line curve(const std::string& label, int style, const Tensor& share) {

@@ -116,8 +116,8 @@ std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
 bool columns_are_positions(const LayerPlace& place, std::string_view name);
 
 // Which keys each query sees, bool [B, H, T, S] as `maps`, weights of the layer `place`: those that
-// have a finite score, or a weight other than 0 where the layer has no scores of that size.
-Tensor visible_keys(const Recording& recording, const std::string& place, const Tensor& maps);
+// have a finite score, or a weight other than 0 where the layer has no scores of single keys.
+Tensor visible_keys(const Recording& recording, const LayerPlace& place, const Tensor& maps);
 
 // Whether a layer is of the encoder of an encoder-decoder, which reads the source.
 bool in_encoder(const std::string& place);
@@ -127,8 +127,10 @@ struct Reading {
   Tensor real;    // [B, T] bool: positions that are no padding; undefined where all are real
 };
 Reading reading_of(const ModelInput& input, const std::string& place);
-// maps [B, H, T, S] with 0 in the rows of queries that are padding.
-Tensor without_padding(const Reading& reading, const Tensor& maps);
+// The layer's maps `name` ("weights") [B, H, T, S] with 0 in the rows of queries that are padding
+// and, where columns are positions, in the columns of keys that are.
+Tensor without_padding(const Reading& reading, const LayerPlace& place, std::string_view name,
+                       const Tensor& maps);
 
 // A line through share [n] at 1, 2, ... n.
 report::Line curve(const std::string& label, int style, const Tensor& share);

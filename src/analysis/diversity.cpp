@@ -107,11 +107,12 @@ Findings diversity(const Subject& subject) {
     ov.push_back(of_values);
     if (reads) {
       const auto similar = [&](const char* stage) {
-        const Tensor of_layer = recording->find(place.name + stage);
+        const Tensor of_layer = recording->find(place.name + "." + stage);
         if (!of_layer.defined()) return std::nan("");
-        return similarity(without_padding(reading_of(subject.input, place.name), of_layer));
+        const Reading reading = reading_of(subject.input, place.name);
+        return similarity(without_padding(reading, place, stage, of_layer));
       };
-      const double a = similar(".weights"), b = similar(".weights.composed");
+      const double a = similar("weights"), b = similar("weights.composed");
       row.insert(row.end(), {a, b});
       if (!std::isnan(a) && !std::isnan(b)) {
         before += a;

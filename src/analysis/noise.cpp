@@ -145,9 +145,11 @@ Findings noise(const Subject& subject) {
     bool has_softmax = false;
     for (const bool composed : {false, true}) {
       const std::string map = composed ? "weights.composed" : "weights";
-      const Tensor whole = recording.find(place.name + "." + map);
+      const Tensor recorded = recording.find(place.name + "." + map);
       // Combinations of keys hold no answer.
-      if (!whole.defined() || !columns_are_positions(place, map)) continue;
+      if (!recorded.defined() || !columns_are_positions(place, map)) continue;
+      const Reading reading = reading_of(subject.input, place.name);
+      const Tensor whole = without_padding(reading, place, map, recorded);
       const Tensor maps = chosen_heads(subject, whole, place.name);
       const Shares shares = shares_of(maps, questions);
       const std::vector<int64_t> numbers = head_numbers(subject, maps.size(1));
@@ -161,7 +163,7 @@ Findings noise(const Subject& subject) {
         after += mean;
         ++layers;
         if (has_softmax) after_same += mean;
-        chance += share_by_equal_attention(visible_keys(recording, place.name, whole), questions);
+        chance += share_by_equal_attention(visible_keys(recording, place, whole), questions);
       }
       for (int64_t h = 0; h < maps.size(1); ++h) {
         const double own = shares.answer[h].item<double>();

@@ -98,9 +98,7 @@ Findings rank(const Subject& subject) {
               t.scalar_type(), ": convert it to float32.");
         }
         const Reading reading = reading_of(input, place.name);
-        t = without_padding(reading, chosen_heads(subject, t, place.name));
-        if (!columns_are_positions(place, name)) return t;
-        return without_padding(reading, t.transpose(2, 3)).transpose(2, 3);
+        return without_padding(reading, place, name, chosen_heads(subject, t, place.name));
       };
       const Tensor weights = map("weights.composed");
       if (!weights.defined()) continue;

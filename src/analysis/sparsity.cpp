@@ -21,7 +21,8 @@ Findings sparsity(const Subject& subject) {
     const Tensor maps = chosen_heads(subject, whole, place.name);
     // Weights that mixers subtract count by their size, as shares of a row.
     const Reading reading = reading_of(subject.input, place.name);
-    const Tensor size = without_padding(reading, maps.to(at::kDouble).abs());
+    const Tensor size =
+        without_padding(reading, place, "weights.composed", maps.to(at::kDouble).abs());
     const Tensor sum = size.sum(-1, true);
     const Tensor share = size / sum.clamp_min(1e-300);
     const auto row_is_real = sum.squeeze(-1).gt(0);  // [B, H, T]
@@ -31,7 +32,7 @@ Findings sparsity(const Subject& subject) {
       return (of_rows.to(at::kDouble) * real).sum(over) / real.sum(over).clamp_min(1);
     };
     const int64_t queries = maps.size(2), columns = maps.size(3), past = columns - queries;
-    const Tensor visible = visible_keys(recording, place.name, size);
+    const Tensor visible = visible_keys(recording, place, size);
     const Tensor sorted = std::get<0>(share.sort(-1, /*descending=*/true));
     const Tensor needed = sorted.cumsum(-1).lt(0.9 - 1e-12).sum(-1) + 1;
     const Tensor place_of_key = at::arange(columns, at::kDouble);

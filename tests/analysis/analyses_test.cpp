@@ -362,6 +362,31 @@ TEST(Padding, DoesNotCountInCompositionAndRank) {
   }
 }
 
+// Linformer records weights on the positions of the padding, which its keys do not hold. Its rank
+// is here also that of as many combinations as there are positions.
+TEST(Padding, DoesNotCountInProjectedKeys) {
+  for (const char* rank : {"8", "16"}) {
+    const auto model =
+        small_model(str("mixer = { type = \"linformer\", heads = 4, rank = ", rank, " }"),
+                    "kind = \"encoder\"\n");
+    const Tensor tokens = few_tokens(2, 16);
+    const Subject whole = reading(model, tokens.narrow(1, 0, 9));
+    Subject padded = reading(model, tokens);
+    padded.input.lengths = at::full({2}, 9, at::kLong);
+    for (const char* what : {"sparsity", "diversity"}) {
+      const Table expected = run(what, whole).tables[0], found = run(what, padded).tables[0];
+      for (size_t row = 0; row < expected.rows.size(); ++row) {
+        for (const std::string& column : expected.columns) {
+          if (column == "layer" || column == "mixer") continue;
+          EXPECT_NEAR(number(found, row, column), number(expected, row, column), 1e-9)
+              << what << " " << column << ", rank " << rank;
+        }
+      }
+    }
+    EXPECT_EQ(number(run("sparsity", padded).tables[0], 0, "visible keys"), 9);
+  }
+}
+
 // An encoder's layers read the source, whose sequences are longer here than the target's.
 TEST(EncoderDecoder, TokensAreThoseThatTheStackReads) {
   const auto model = small_model(
