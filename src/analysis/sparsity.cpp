@@ -34,7 +34,8 @@ Findings sparsity(const Subject& subject) {
     const int64_t queries = maps.size(2), columns = maps.size(3), past = columns - queries;
     const Tensor visible = visible_keys(recording, place, size);
     const Tensor sorted = std::get<0>(share.sort(-1, /*descending=*/true));
-    const Tensor needed = sorted.cumsum(-1).lt(0.9 - 1e-12).sum(-1) + 1;
+    const Tensor counted = sorted.cumsum(-1).lt(0.9 - 1e-12).sum(-1) + 1;
+    const Tensor needed = counted.masked_fill(row_is_real.logical_not(), 0);
     const Tensor place_of_key = at::arange(columns, at::kDouble);
     const Tensor query = at::arange(past, columns, at::kDouble).unsqueeze(-1);
     const Tensor seen = visible.sum(-1);

@@ -387,6 +387,17 @@ TEST(Padding, DoesNotCountInProjectedKeys) {
   }
 }
 
+// A query that is padding has no edges.
+TEST(Padding, HasNoEdges) {
+  const auto model = small_model(kMha, "kind = \"encoder\"\n");
+  Subject padded = reading(model, few_tokens(2, 16));
+  padded.input.lengths = at::full({2}, 9, at::kLong);
+  const Tensor edges = tensor_of(run("sparsity", padded), "layer0.edges");  // [B, H, T]
+  EXPECT_TRUE(edges.narrow(2, 9, 7).eq(0).all().item<bool>()) << edges;
+  EXPECT_GE(edges.narrow(2, 0, 9).min().item<int64_t>(), 1);
+  EXPECT_LE(edges.max().item<int64_t>(), 9);
+}
+
 // An encoder's layers read the source, whose sequences are longer here than the target's.
 TEST(EncoderDecoder, TokensAreThoseThatTheStackReads) {
   const auto model = small_model(
