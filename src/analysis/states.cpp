@@ -18,11 +18,12 @@ Tensor half_life(const Tensor& decay) {
   return at::log(at::full({}, 0.5, at::kDouble)).neg() / at::log(decay.to(at::kDouble)).abs();
 }
 
-// Low, median and high of values that may be infinite.
+// Low, median and high of values that may be infinite, between which a quantile is NaN.
 std::vector<double> spread(const Tensor& values) {
   const Tensor sorted = std::get<0>(values.flatten().sort());
   const int64_t n = sorted.numel();
-  return {sorted[0].item<double>(), sorted[n / 2].item<double>(), sorted[n - 1].item<double>()};
+  const Tensor median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+  return {sorted[0].item<double>(), median.item<double>(), sorted[n - 1].item<double>()};
 }
 
 // A layer's number, and the name of one of its states.

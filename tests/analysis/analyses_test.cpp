@@ -285,6 +285,10 @@ TEST(States, NormsAreThoseOfTheRecurrence) {
   EXPECT_NEAR(decay[0].item<double>(), 1 - 1.0 / 32, 1e-12);
   const Table& decays = found.tables[1];
   EXPECT_NEAR(number(decays, 0, "shortest"), std::log(0.5) / std::log(1 - 1.0 / 32), 1e-9);
+  // Of an even number the median is the mean of the middle two, here of both heads'.
+  const Tensor life = std::log(0.5) / decay.log();
+  ASSERT_EQ(life.numel(), 2);
+  EXPECT_NEAR(number(decays, 0, "median"), life.mean().item<double>(), 1e-9);
 }
 
 TEST(States, DecaysOfEveryRecurrence) {
@@ -447,6 +451,7 @@ TEST(States, WhatDoesNotFadeIsKeptForEver) {
   }
   const Findings found = run("states", reading(model));
   EXPECT_EQ(number(found.tables[1], 0, "shortest"), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(number(found.tables[1], 0, "median"), std::numeric_limits<double>::infinity());
   EXPECT_EQ(number(found.tables[1], 0, "longest"), std::numeric_limits<double>::infinity());
 }
 
