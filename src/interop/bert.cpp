@@ -8,6 +8,8 @@
 namespace headloom {
 namespace {
 
+constexpr int64_t kBertLength = 512;  // of a configuration that does not say it
+
 int64_t bert_depth(const Settings& c) { return c.integer("num_hidden_layers", 12); }
 
 // Ends of architectures' names, and what such a model predicts. Of several with one head the first
@@ -40,7 +42,7 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
   Node out = table({{"kind", "encoder"},
                     {"head", head},
                     {"vocabulary", c.integer("vocab_size", vocabulary)},
-                    {"max_length", c.integer("max_position_embeddings", 512)},
+                    {"max_length", c.integer("max_position_embeddings", kBertLength)},
                     {"width", c.integer("hidden_size", 768)},
                     {"depth", bert_depth(c)},
                     {"position", table({{"type", "learned"}})},
@@ -141,7 +143,7 @@ Node encoder_config(const Settings& m, const std::string& kind) {
   }
   Node out = table({{"architectures", Node{.value = Array{Value(kind + end)}}},
                     {"vocab_size", m.integer("vocabulary")},
-                    {"max_position_embeddings", m.integer("max_length")},
+                    {"max_position_embeddings", m.integer("max_length", kBertLength)},
                     {"hidden_size", m.integer("width")},
                     {"num_hidden_layers", m.integer("depth")},
                     {"type_vocab_size", m.integer("segments", 0)},

@@ -69,7 +69,7 @@ Node canonical(ModelConfig config) {
     if (given.text("type") == "mamba" && !given.has("dt_rank")) {
       mixer.set("dt_rank", Value((config.width + 15) / 16));
     }
-    if (given.integer("window", 0) >= config.max_length.value_or(0)) {
+    if (given.integer("window", 0) >= config.max_length.value_or(int64_t{1} << 30)) {
       std::erase_if(mixer.table(), [](const auto& entry) { return entry.first == "window"; });
     }
     Node& channel = *layer.find("channel");
@@ -146,6 +146,9 @@ Obstacles obstacles(const Family& family, const Node& model, Node& config) {
     config = family.config(Settings(model, "the model"));
     ModelConfig back;
     read_fields(family.model(Settings(config, family.name)), back, "model");
+    // A model without a longest length is written with the family's usual one, which limits nothing
+    // that is computed: learned positions always have a length.
+    if (!Settings(model, "the model").has("max_length")) back.max_length.reset();
     Obstacles out{.found = {}, .foreign = Settings(model, "the model").text("kind") != back.kind};
     compare(model, canonical(back), "model", out.found);
     return out;

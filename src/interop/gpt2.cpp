@@ -4,6 +4,8 @@
 namespace headloom {
 namespace {
 
+constexpr int64_t kGpt2Length = 1024;  // of a configuration that does not say it
+
 Node gpt2_model(const Settings& c) {
   c.only("scale_attn_weights", true);
   c.only("scale_attn_by_inverse_layer_idx", false);
@@ -11,7 +13,7 @@ Node gpt2_model(const Settings& c) {
   const int64_t width = c.count("n_embd", 768);
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50257)},
-                           {"max_length", c.integer("n_positions", 1024)},
+                           {"max_length", c.integer("n_positions", kGpt2Length)},
                            {"width", width},
                            {"depth", c.integer("n_layer", 12)},
                            {"position", table({{"type", "learned"}})},
@@ -46,7 +48,7 @@ Rules gpt2_rules(const Settings& c) {
 
 Node gpt2_config(const Settings& m) {
   return table({{"vocab_size", m.integer("vocabulary")},
-                {"n_positions", m.integer("max_length")},
+                {"n_positions", m.integer("max_length", kGpt2Length)},
                 {"n_embd", m.integer("width")},
                 {"n_layer", m.integer("depth")},
                 {"n_head", m.integer("layer.0.mixer.heads", 1)},

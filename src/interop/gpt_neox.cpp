@@ -7,6 +7,8 @@
 namespace headloom {
 namespace {
 
+constexpr int64_t kGptNeoxLength = 2048;  // of a configuration that does not say it
+
 int64_t gpt_neox_depth(const Settings& c) { return c.integer("num_hidden_layers", 44); }
 
 Node gpt_neox_model(const Settings& c) {
@@ -22,7 +24,7 @@ Node gpt_neox_model(const Settings& c) {
   }
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50432)},
-                           {"max_length", c.integer("max_position_embeddings", 2048)},
+                           {"max_length", c.integer("max_position_embeddings", kGptNeoxLength)},
                            {"width", width},
                            {"depth", gpt_neox_depth(c)},
                            {"position", position},
@@ -69,7 +71,7 @@ Node gpt_neox_config(const Settings& m) {
   Node rope = rope_parameters(m);
   rope.set("partial_rotary_factor", Value(m.real("position.fraction", 1.0)));
   return table({{"vocab_size", m.integer("vocabulary")},
-                {"max_position_embeddings", m.integer("max_length")},
+                {"max_position_embeddings", m.integer("max_length", kGptNeoxLength)},
                 {"hidden_size", m.integer("width")},
                 {"num_hidden_layers", m.integer("depth")},
                 {"num_attention_heads", m.integer("layer.0.mixer.heads", 1)},

@@ -7,6 +7,8 @@
 namespace headloom {
 namespace {
 
+constexpr int64_t kGptjLength = 2048;  // of a configuration that does not say it
+
 int64_t gptj_width(const Settings& c) { return c.count("n_embd", 4096); }
 int64_t gptj_depth(const Settings& c) { return c.integer("n_layer", 28); }
 
@@ -16,7 +18,7 @@ Node gptj_model(const Settings& c) {
   c.only("tie_word_embeddings", false);
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50400)},
-                           {"max_length", c.integer("n_positions", 2048)},
+                           {"max_length", c.integer("n_positions", kGptjLength)},
                            {"width", width},
                            {"depth", gptj_depth(c)},
                            {"position", table({{"type", "rope"},
@@ -57,7 +59,7 @@ Node gptj_config(const Settings& m) {
   const auto dim = static_cast<double>(head_dim);
   return table(
       {{"vocab_size", m.integer("vocabulary")},
-       {"n_positions", m.integer("max_length")},
+       {"n_positions", m.integer("max_length", kGptjLength)},
        {"n_embd", m.integer("width")},
        {"n_layer", m.integer("depth")},
        {"n_head", heads},

@@ -6,6 +6,8 @@
 namespace headloom {
 namespace {
 
+constexpr int64_t kLlamaLength = 2048;  // of a configuration that does not say it
+
 // attention_bias and mlp_bias: our one `bias` is both.
 bool biased(const Settings& c) {
   const bool attention = c.flag("attention_bias", false), mlp = c.flag("mlp_bias", false);
@@ -82,7 +84,7 @@ Node llama_model(const Settings& c, Node mixer, double eps) {
   c.only("hidden_act", std::vector<std::string>{"silu"});
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 32000)},
-                           {"max_length", c.integer("max_position_embeddings", 2048)},
+                           {"max_length", c.integer("max_position_embeddings", kLlamaLength)},
                            {"width", c.integer("hidden_size")},
                            {"depth", c.integer("num_hidden_layers")},
                            {"position", rope_table(c, "half", 1.0)},
@@ -97,7 +99,7 @@ Node llama_model(const Settings& c, Node mixer, double eps) {
 Node llama_shell_config(const Settings& m) {
   const int64_t heads = m.integer("layer.0.mixer.heads", 1);
   return table({{"vocab_size", m.integer("vocabulary")},
-                {"max_position_embeddings", m.integer("max_length")},
+                {"max_position_embeddings", m.integer("max_length", kLlamaLength)},
                 {"hidden_size", m.integer("width")},
                 {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
                 {"num_hidden_layers", m.integer("depth")},

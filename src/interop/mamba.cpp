@@ -5,6 +5,8 @@
 namespace headloom {
 namespace {
 
+constexpr int64_t kMambaLength = 2048;  // of a configuration that does not say it
+
 int64_t mamba_width(const Settings& c) { return c.count("hidden_size", 768); }
 int64_t mamba_depth(const Settings& c) { return c.integer("num_hidden_layers", 32); }
 
@@ -25,7 +27,7 @@ Node mamba_model(const Settings& c) {
   if (c.is_integer("time_step_rank")) mixer.set("dt_rank", Value(c.integer("time_step_rank")));
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50280)},
-                           {"max_length", c.integer("max_position_embeddings", 2048)},
+                           {"max_length", c.integer("max_position_embeddings", kMambaLength)},
                            {"width", width},
                            {"depth", mamba_depth(c)},
                            {"position", table({{"type", "none"}})},
@@ -63,7 +65,7 @@ Rules mamba_rules(const Settings& c) {
 Node mamba_config(const Settings& m) {
   const int64_t width = m.integer("width");
   return table({{"vocab_size", m.integer("vocabulary")},
-                {"max_position_embeddings", m.integer("max_length")},
+                {"max_position_embeddings", m.integer("max_length", kMambaLength)},
                 {"hidden_size", width},
                 {"intermediate_size", width * m.integer("layer.0.mixer.expand", 2)},
                 {"expand", m.integer("layer.0.mixer.expand", 2)},

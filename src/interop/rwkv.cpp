@@ -4,6 +4,8 @@
 namespace headloom {
 namespace {
 
+constexpr int64_t kRwkvLength = 1024;  // of a configuration that does not say it
+
 int64_t rwkv_width(const Settings& c) { return c.count("hidden_size", 4096); }
 int64_t rwkv_depth(const Settings& c) { return c.integer("num_hidden_layers", 32); }
 
@@ -17,7 +19,7 @@ Node rwkv_model(const Settings& c) {
   c.only_equal("attention_hidden_size", rwkv_width(c));
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.integer("vocab_size", 50277)},
-                           {"max_length", c.integer("context_length", 1024)},
+                           {"max_length", c.integer("context_length", kRwkvLength)},
                            {"width", rwkv_width(c)},
                            {"depth", rwkv_depth(c)},
                            {"position", table({{"type", "none"}})},
@@ -68,7 +70,7 @@ Rules rwkv_rules(const Settings& c) {
 
 Node rwkv_config(const Settings& m) {
   return table({{"vocab_size", m.integer("vocabulary")},
-                {"context_length", m.integer("max_length")},
+                {"context_length", m.integer("max_length", kRwkvLength)},
                 {"hidden_size", m.integer("width")},
                 {"attention_hidden_size", m.integer("width")},
                 {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},

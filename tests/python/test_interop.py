@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from headloom import load
 from headloom import model as new_model
 from interop_support import COMMON, LLAMA, MARK, compare_with, headloom, llama, logits_of, refused, saved, shaken, transformers
 from safetensors.torch import load_file
@@ -113,6 +114,41 @@ def test_causal_models_there_and_back(kind, tmp_path, text, known):
     assert type(back) is type(model)
     with torch.no_grad():
         torch.testing.assert_close(back(tokens).logits, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if not kind.startswith("gpt2")])
+def test_models_without_a_longest_length(kind, tmp_path, known):
+    """Nothing limits the length of a model without learned positions, so that it need not name one."""
+    if kind == "mamba" and "mamba" not in known:
+        pytest.skip("there is no mamba")
+    saved(CAUSAL[kind], tmp_path / "theirs")
+    imported = load(tmp_path / "theirs")
+    config = {key: value for key, value in imported.config.items() if key != "max_length"}
+    ours = new_model(config)
+    assert "max_length" not in ours.config
+    ours.load_state_dict(imported.state_dict())
+    ours.save(tmp_path / "run")
+    family = kind.split("-")[0]
+    # One that many families express is written as the first of them.
+    said = headloom("export", tmp_path / "run", "--out", tmp_path / "first")
+    assert f"({'llama' if kind == 'mistral-global' else family}, " in said
+    headloom("export", tmp_path / "run", "--out", tmp_path / "back", "--as", family)
+    usual = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert {usual.get(key) for key in ("max_position_embeddings", "context_length", "n_positions")} - {None} <= {1024, 2048}
+    tokens = torch.randint(0, 300, (2, 100), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        expected = ours.eval()(tokens)
+        for folder in ("first", "back"):
+            theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder).eval()
+            torch.testing.assert_close(theirs(tokens).logits, expected, atol=1e-4, rtol=0)
+            torch.testing.assert_close(load(tmp_path / folder)(tokens), expected, atol=1e-5, rtol=0)
+
+
+def test_the_nearest_family_of_a_model_without_a_longest_length(tmp_path):
+    new_model("transformer++-tiny", width=32, depth=1, vocabulary=300, position={"type": "alibi"}).save(tmp_path / "run")
+    message = headloom("export", tmp_path / "run", "--out", tmp_path / "never", code=2)
+    assert "(the nearest) or any other architecture: model.position.type is 'alibi', expected '" in message
+    assert "max_length" not in message
 
 
 def test_the_norm_of_rwkv_s_output_has_an_epsilon_of_its_own(tmp_path, text):
