@@ -33,7 +33,9 @@ bool Settings::is_null(const std::string& key) const {
 
 Settings Settings::below(const std::string& key) const {
   const Node* found = find(key);
-  return found != nullptr && found->is_table() ? Settings(*found, path_) : *this;
+  if (found == nullptr) return *this;
+  if (!found->is_table()) wrong(key, *found, "a table");
+  return {*found, path_};
 }
 
 Settings Settings::resolved(const std::vector<std::pair<std::string, std::string>>& aliases) const {
@@ -54,13 +56,15 @@ const Node* Settings::step_to(const std::string& key) const {
   for (size_t at = 0; at <= key.size();) {
     const size_t end = std::min(key.find('.', at), key.size());
     const std::string step = key.substr(at, end - at);
+    size_t index = 0;
+    const auto parsed = std::from_chars(step.data(), step.data() + step.size(), index);
+    const bool numbered = parsed.ec == std::errc();
     if (node->is_table()) {
       node = node->find(step);
-    } else if (node->is_array()) {
-      size_t index = 0;
-      const auto parsed = std::from_chars(step.data(), step.data() + step.size(), index);
-      const bool good = parsed.ec == std::errc() && index < node->array().size();
-      node = good ? &node->array()[index] : nullptr;
+    } else if (node->is_array() && (numbered || node->array().empty())) {
+      node = index < node->array().size() ? &node->array()[index] : nullptr;
+    } else if (at > 0) {
+      wrong(key.substr(0, at - 1), *node, numbered ? "a table or a list" : "a table");
     } else {
       node = nullptr;
     }

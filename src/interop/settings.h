@@ -13,7 +13,7 @@ class Settings {
   Settings(Node node, std::string path) : node_(std::move(node)), path_(std::move(path)) {}
 
   // Keys may be paths, "rope_parameters.rope_theta", "layer.0.mixer.heads". Without a default an
-  // absent key is a UsageError, as is a value of another type.
+  // absent key is a UsageError, as is a value of another type, also on the way to the last step.
   // A null, which a file's reader makes an empty list, counts as absent but for is_null().
   bool has(const std::string& key) const { return find(key) != nullptr; }
   bool is_null(const std::string& key) const;
@@ -39,7 +39,7 @@ class Settings {
 
   // nullptr where there is none.
   const Node* find(const std::string& key) const;
-  // The settings below a key that is a table, or these where there is none.
+  // The settings below a key that is a table, or these where it is absent.
   Settings below(const std::string& key) const;
   // The same with the value of each alias (first) also under the key that it stands for (second).
   // Throws UsageError where both are there with different values.

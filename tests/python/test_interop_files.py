@@ -57,6 +57,10 @@ def test_what_cannot_be_expressed_is_named(folder, tmp_path):
     assert "'hidden_size' is \"many\"" in message("many", hidden_size="many")
     yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
     assert "yarn" in message("yarn", rope_parameters=yarn)
+    for key in ("rope_parameters", "rope_scaling"):
+        for i, (value, shown) in enumerate([("yarn", '"yarn"'), ([1], "an array"), (7, "7"), (False, "false")]):
+            assert f"config.json: '{key}' is {shown}, expected a table." in message(f"{key}{i}", **{key: value})
+    assert "'architectures' is \"Bert\", expected a table or a list." in message("text", model_type="bert", architectures="Bert")
     assert "'depth' 2000000000" in message("depth", num_hidden_layers=2000000000)
     assert "'vocabulary' 900000000" in message("vocabulary", vocab_size=900000000)
     assert "'is_causal' is false, expected true" in message("both_ways", is_causal=False)
