@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kBertLength = 512;  // of a configuration that does not say it
 
-int64_t bert_depth(const Settings& c) { return c.integer("num_hidden_layers", 12); }
+int64_t bert_depth(const Settings& c) { return c.count("num_hidden_layers", 12); }
 
 // Ends of architectures' names, and what such a model predicts. Of several with one head the first
 // is written.
@@ -41,9 +41,9 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
   const bool tokens = head == "tokens";
   Node out = table({{"kind", "encoder"},
                     {"head", head},
-                    {"vocabulary", c.integer("vocab_size", vocabulary)},
-                    {"max_length", c.integer("max_position_embeddings", kBertLength)},
-                    {"width", c.integer("hidden_size", 768)},
+                    {"vocabulary", c.count("vocab_size", vocabulary)},
+                    {"max_length", c.count("max_position_embeddings", kBertLength)},
+                    {"width", c.count("hidden_size", 768)},
                     {"depth", bert_depth(c)},
                     {"position", table({{"type", "learned"}})},
                     {"segments", c.integer("type_vocab_size", segments)},
@@ -69,7 +69,7 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
   }
   return with_layer(out, mixer,
                     table({{"type", "mlp"},
-                           {"hidden", c.integer("intermediate_size", 3072)},
+                           {"hidden", c.count("intermediate_size", 3072)},
                            {"activation", activation_here}}),
                     table({{"type", "sequential"}, {"norm_place", "post"}}));
 }
@@ -79,7 +79,7 @@ Node bert(const Settings& c) {
   c.only("is_decoder", false);
   c.only("add_cross_attention", false);
   return encoder(c, head_of(c, "Bert"), "gelu", 30522, 2,
-                 table({{"type", "mha"}, {"heads", c.integer("num_attention_heads", 12)}}));
+                 table({{"type", "mha"}, {"heads", c.count("num_attention_heads", 12)}}));
 }
 
 Node fnet(const Settings& c) {

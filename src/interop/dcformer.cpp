@@ -25,7 +25,7 @@ AttentionSizes dcformer_sizes(const Settings& c) {
   // Of DCFormer two thirds of 4 C, rounded up to 256.
   const bool pythia = c.text("model_type", "") == "dcpythia";
   s.hidden =
-      c.integer("intermediate_size", pythia ? 4 * s.width : (8 * s.width / 3 + 255) / 256 * 256);
+      c.count("intermediate_size", pythia ? 4 * s.width : (8 * s.width / 3 + 255) / 256 * 256);
   return s;
 }
 
@@ -72,8 +72,8 @@ Node shell(const Settings& c, double fraction, double base) {
   c.only("query_wise", false);
   c.only("tie_word_embeddings", false);
   return table({{"kind", "decoder"},
-                {"vocabulary", c.integer("vocab_size", 32000)},
-                {"max_length", c.integer("block_size", 2048)},
+                {"vocabulary", c.count("vocab_size", 32000)},
+                {"max_length", c.count("block_size", 2048)},
                 {"width", s.width},
                 {"depth", s.depth},
                 {"position", table({{"type", "rope"},
@@ -88,7 +88,7 @@ Node dcformer(const Settings& c) {
   Node model = shell(c, 1.0, 500000.0);
   model.set("norm", Value("rms_norm"));
   Node channel = table({{"type", "swiglu"}, {"hidden", dcformer_sizes(c).hidden}});
-  if (c.flag("mgate", false)) channel.set("gate_groups", Value(c.integer("mgate_dim", 44)));
+  if (c.flag("mgate", false)) channel.set("gate_groups", Value(c.count("mgate_dim", 44)));
   return with_layers(c, model, channel, table({{"type", "sequential"}}));
 }
 

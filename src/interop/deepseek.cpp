@@ -17,24 +17,24 @@ Node deepseek_model(const Settings& c) {
   c.only("scoring_func", std::vector<std::string>{"softmax"});
   const int64_t heads = c.count("num_attention_heads");
   const Node mixer = table(
-      {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.integer("num_key_value_heads", heads)}});
+      {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.count("num_key_value_heads", heads)}});
   const Node moe = table({{"type", "moe"},
-                          {"hidden", c.integer("moe_intermediate_size")},
-                          {"routed", c.integer("n_routed_experts")},
+                          {"hidden", c.count("moe_intermediate_size")},
+                          {"routed", c.count("n_routed_experts")},
                           {"shared", c.integer("n_shared_experts", 0)},
-                          {"active", c.integer("num_experts_per_tok")},
+                          {"active", c.count("num_experts_per_tok")},
                           {"renormalise", c.flag("norm_topk_prob", false)},
                           {"scaling", c.real("routed_scaling_factor", 1.0)},
                           {"balance", c.real("aux_loss_alpha", 0.001)}});
   Node out = llama_model(c, mixer, 1e-6);
   // Each layer is written out below, before the model's own check of their number.
-  if (c.integer("num_hidden_layers") > kMostLayers) {
-    usage_error(c.path(), ": 'num_hidden_layers' is ", c.integer("num_hidden_layers"),
+  if (c.count("num_hidden_layers") > kMostLayers) {
+    usage_error(c.path(), ": 'num_hidden_layers' is ", c.count("num_hidden_layers"),
                 ", expected at most ", kMostLayers, ".");
   }
   const Node dense = *Settings(out, "").find("layer.0");
   Array layers;
-  for (int64_t i = 0; i < c.integer("num_hidden_layers"); ++i) {
+  for (int64_t i = 0; i < c.count("num_hidden_layers"); ++i) {
     Node layer = dense;
     if (has_experts(c, i)) layer.set("channel", moe);
     layers.push_back(std::move(layer));
@@ -45,7 +45,7 @@ Node deepseek_model(const Settings& c) {
 
 Rules deepseek_rules(const Settings& c) {
   const int64_t heads = c.count("num_attention_heads"), dim = c.count("hidden_size") / heads;
-  const int64_t groups = c.integer("num_key_value_heads", heads);
+  const int64_t groups = c.count("num_key_value_heads", heads);
   const Rule projections = {.rows = {heads * dim, groups * dim, groups * dim}};
   Rules out = llama_rules(c, [&](Rules& all, int64_t i) {
     const auto theirs = [&](const char* name) {
@@ -55,7 +55,7 @@ Rules deepseek_rules(const Settings& c) {
                {theirs("q_proj"), theirs("k_proj"), theirs("v_proj")}, false, projections);
     add_linear(all, at_layer(i, "mixer.output"), {theirs("o_proj")}, false);
   });
-  for (int64_t i = 0; i < c.integer("num_hidden_layers"); ++i) {
+  for (int64_t i = 0; i < c.count("num_hidden_layers"); ++i) {
     if (!has_experts(c, i)) continue;
     const std::string channel = at_layer(i, "channel.");
     std::erase_if(out, [&](const Rule& rule) { return rule.ours.starts_with(channel); });
@@ -63,7 +63,7 @@ Rules deepseek_rules(const Settings& c) {
     add_linear(out, channel + "gate", {mlp + "gate"}, false);
     Rule up = {.ours = channel + "up", .stacked = true},
          down = {.ours = channel + "down", .stacked = true};
-    for (int64_t e = 0; e < c.integer("n_routed_experts"); ++e) {
+    for (int64_t e = 0; e < c.count("n_routed_experts"); ++e) {
       const std::string expert = mlp + "experts." + std::to_string(e);
       up.theirs.push_back(expert + ".gate_proj.weight");
       up.theirs.push_back(expert + ".up_proj.weight");

@@ -22,8 +22,8 @@ AttentionSizes diff_transformer_sizes(const Settings& c) {
 Node diff_transformer_model(const Settings& c) {
   const AttentionSizes s = diff_transformer_sizes(c);
   return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.integer("vocab_size")},
-                           {"max_length", c.integer("max_seq_len", 2048)},
+                           {"vocabulary", c.count("vocab_size")},
+                           {"max_length", c.count("max_seq_len", 2048)},
                            {"width", s.width},
                            {"depth", s.depth},
                            {"position", table({{"type", "rope"},

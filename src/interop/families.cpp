@@ -77,7 +77,7 @@ Node rope_table(const Settings& config, const std::string& layout, double fracti
   if (type == "linear") return out;
   out.set("low_factor", Value(config.real(scaling + ".low_freq_factor")));
   out.set("high_factor", Value(config.real(scaling + ".high_freq_factor")));
-  out.set("original_length", Value(config.integer(scaling + ".original_max_position_embeddings")));
+  out.set("original_length", Value(config.count(scaling + ".original_max_position_embeddings")));
   return out;
 }
 
@@ -124,7 +124,7 @@ std::string their_activation(const Settings& model, const std::string& key) {
 int64_t label_count(const Settings& config) {
   int64_t count = 0;
   while (config.has(str("id2label.", count))) ++count;
-  return count > 0 ? count : config.integer("num_labels", 2);
+  return count > 0 ? count : config.count("num_labels", 2);
 }
 
 Node label_names(int64_t count) {

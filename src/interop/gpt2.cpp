@@ -12,18 +12,18 @@ Node gpt2_model(const Settings& c) {
   c.only("add_cross_attention", false);
   const int64_t width = c.count("n_embd", 768);
   return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.integer("vocab_size", 50257)},
-                           {"max_length", c.integer("n_positions", kGpt2Length)},
+                           {"vocabulary", c.count("vocab_size", 50257)},
+                           {"max_length", c.count("n_positions", kGpt2Length)},
                            {"width", width},
-                           {"depth", c.integer("n_layer", 12)},
+                           {"depth", c.count("n_layer", 12)},
                            {"position", table({{"type", "learned"}})},
                            {"norm", "layer_norm"},
                            {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
                            {"bias", true},
                            {"tied", c.flag("tie_word_embeddings", true)}}),
-                    table({{"type", "mha"}, {"heads", c.integer("n_head", 12)}}),
+                    table({{"type", "mha"}, {"heads", c.count("n_head", 12)}}),
                     table({{"type", "mlp"},
-                           {"hidden", c.integer("n_inner", 4 * width)},
+                           {"hidden", c.count("n_inner", 4 * width)},
                            {"activation", activation(c, "activation_function", "gelu_new")}}),
                     table({{"type", "sequential"}}));
 }
@@ -33,7 +33,7 @@ Rules gpt2_rules(const Settings& c) {
                {.ours = "positions", .theirs = {"transformer.wpe.weight"}}};
   add_norm(out, "norm", "transformer.ln_f", true);
   const Rule transposed = {.transposed = true};
-  for (int64_t i = 0; i < c.integer("n_layer", 12); ++i) {
+  for (int64_t i = 0; i < c.count("n_layer", 12); ++i) {
     const auto theirs = [&](const char* name) { return numbered("transformer.h.{}.", i) + name; };
     add_norm(out, at_layer(i, "mixer_norm"), theirs("ln_1"), true);
     add_norm(out, at_layer(i, "channel_norm"), theirs("ln_2"), true);

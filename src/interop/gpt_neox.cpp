@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kGptNeoxLength = 2048;  // of a configuration that does not say it
 
-int64_t gpt_neox_depth(const Settings& c) { return c.integer("num_hidden_layers", 44); }
+int64_t gpt_neox_depth(const Settings& c) { return c.count("num_hidden_layers", 44); }
 
 Node gpt_neox_model(const Settings& c) {
   c.only("attention_bias", true);
@@ -23,8 +23,8 @@ Node gpt_neox_model(const Settings& c) {
     position.set("base", Value(c.real("rotary_emb_base", c.real("rope_theta", 10000.0))));
   }
   return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.integer("vocab_size", 50432)},
-                           {"max_length", c.integer("max_position_embeddings", kGptNeoxLength)},
+                           {"vocabulary", c.count("vocab_size", 50432)},
+                           {"max_length", c.count("max_position_embeddings", kGptNeoxLength)},
                            {"width", width},
                            {"depth", gpt_neox_depth(c)},
                            {"position", position},
@@ -34,7 +34,7 @@ Node gpt_neox_model(const Settings& c) {
                            {"tied", c.flag("tie_word_embeddings", false)}}),
                     table({{"type", "mha"}, {"heads", heads}}),
                     table({{"type", "mlp"},
-                           {"hidden", c.integer("intermediate_size", 24576)},
+                           {"hidden", c.count("intermediate_size", 24576)},
                            {"activation", activation(c, "hidden_act", "gelu")}}),
                     c.flag("use_parallel_residual", true)
                         ? table({{"type", "parallel"}, {"norms", 2}})

@@ -10,15 +10,15 @@ namespace {
 constexpr int64_t kGptjLength = 2048;  // of a configuration that does not say it
 
 int64_t gptj_width(const Settings& c) { return c.count("n_embd", 4096); }
-int64_t gptj_depth(const Settings& c) { return c.integer("n_layer", 28); }
+int64_t gptj_depth(const Settings& c) { return c.count("n_layer", 28); }
 
 Node gptj_model(const Settings& c) {
   const int64_t width = gptj_width(c), heads = c.count("n_head", 16), dim = width / heads;
   const double rotary = static_cast<double>(c.integer("rotary_dim", 64));
   c.only("tie_word_embeddings", false);
   return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.integer("vocab_size", 50400)},
-                           {"max_length", c.integer("n_positions", kGptjLength)},
+                           {"vocabulary", c.count("vocab_size", 50400)},
+                           {"max_length", c.count("n_positions", kGptjLength)},
                            {"width", width},
                            {"depth", gptj_depth(c)},
                            {"position", table({{"type", "rope"},
@@ -31,7 +31,7 @@ Node gptj_model(const Settings& c) {
                            {"output_bias", true}}),
                     table({{"type", "mha"}, {"heads", heads}}),
                     table({{"type", "mlp"},
-                           {"hidden", c.integer("n_inner", 4 * width)},
+                           {"hidden", c.count("n_inner", 4 * width)},
                            {"activation", activation(c, "activation_function", "gelu_new")},
                            {"bias", true}}),
                     table({{"type", "parallel"}, {"norms", 1}}));

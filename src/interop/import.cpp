@@ -166,6 +166,19 @@ void check_sizes(const Node& node, double width, const std::string& key, const W
   }
 }
 
+// The model of the table `root`, which is what the file `path` says. What no family has checked is
+// named by the key of [model] that it became, so the file is named too.
+void build(const Node& root, const std::string& path, ImportedModel& result) {
+  try {
+    result.config = read_run_config(root);
+    WithoutValues no_values;
+    result.model = build_model(result.config.model);
+  } catch (const UsageError& error) {
+    usage_error(path, ": ", error.what());
+  }
+  result.model->eval();
+}
+
 // What the imported model can be evaluated on, once --set names the data.
 Node task_for(const ModelConfig& model, const std::string& tokenizer,
               const std::vector<std::string>& labels) {
@@ -212,8 +225,7 @@ ImportedModel read_folder(const std::string& folder) {
     check_sizes(table({{"positions", sizes.integer("max_length")}}), width, "", weights,
                 config_path);
   }
-  // A value of config.json that is out of range is named by the key of [model].
-  result.config = read_run_config(root);
+  build(root, config_path, result);
   settings.only("is_causal", result.config.model.kind == "decoder");  // a key of every model
   if (result.config.model.kind != "vit") {
     result.tokenizer =
@@ -224,11 +236,6 @@ ImportedModel read_folder(const std::string& folder) {
       result.labels.push_back(settings.text(str("id2label.", i), str("LABEL_", i)));
     }
   }
-  {
-    WithoutValues no_values;
-    result.model = build_model(result.config.model);
-  }
-  result.model->eval();
   if (family.prepare) family.prepare(settings, weights);
   fill(*result.model, family.rules(settings), family, weights);
   return result;

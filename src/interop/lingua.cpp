@@ -156,8 +156,8 @@ Node lingua_model(const Settings& c) {
                             {"block", table({{"type", "sequential"}})}}));
   }
   Node out = table({{"kind", "decoder"},
-                    {"vocabulary", c.integer("vocab_size")},
-                    {"max_length", c.integer("max_seqlen", c.integer("max_seq_len", 1024))},
+                    {"vocabulary", c.count("vocab_size")},
+                    {"max_length", c.count("max_seqlen", c.count("max_seq_len", 1024))},
                     {"width", s.width},
                     {"depth", s.depth},
                     {"position", table({{"type", "rope"},

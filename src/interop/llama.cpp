@@ -22,7 +22,7 @@ bool biased(const Settings& c) {
 Rule projections(const Settings& c) {
   const int64_t heads = c.count("num_attention_heads", 32);
   const int64_t dim = c.integer("head_dim", c.count("hidden_size") / heads);
-  const int64_t groups = c.integer("num_key_value_heads", heads);
+  const int64_t groups = c.count("num_key_value_heads", heads);
   return {.rows = {heads * dim, groups * dim, groups * dim}};
 }
 
@@ -38,8 +38,8 @@ void plain_attention(Rules& out, const Settings& c, int64_t i, bool bias) {
 Node mixer(const Settings& c) {
   const int64_t heads = c.count("num_attention_heads", 32);
   Node out = table(
-      {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.integer("num_key_value_heads", heads)}});
-  if (c.has("head_dim")) out.set("head_dim", Value(c.integer("head_dim")));
+      {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.count("num_key_value_heads", heads)}});
+  if (c.has("head_dim")) out.set("head_dim", Value(c.count("head_dim")));
   return out;
 }
 
@@ -53,7 +53,7 @@ Node mistral(const Settings& c) {
   Node attention = mixer(c);
   // Absent in the file means none; what transformers writes is never absent.
   const bool windowed = c.has("sliding_window");
-  if (windowed) attention.set("window", Value(c.integer("sliding_window")));
+  if (windowed) attention.set("window", Value(c.count("sliding_window")));
   c.only_each("layer_types", windowed ? "sliding_attention" : "full_attention");
   return llama_model(c, attention, 1e-6);
 }
@@ -83,16 +83,16 @@ std::vector<std::string> ignored_by_llama() { return {".rotary_emb.inv_freq"}; }
 Node llama_model(const Settings& c, Node mixer, double eps) {
   c.only("hidden_act", std::vector<std::string>{"silu"});
   return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.integer("vocab_size", 32000)},
-                           {"max_length", c.integer("max_position_embeddings", kLlamaLength)},
-                           {"width", c.integer("hidden_size")},
-                           {"depth", c.integer("num_hidden_layers")},
+                           {"vocabulary", c.count("vocab_size", 32000)},
+                           {"max_length", c.count("max_position_embeddings", kLlamaLength)},
+                           {"width", c.count("hidden_size")},
+                           {"depth", c.count("num_hidden_layers")},
                            {"position", rope_table(c, "half", 1.0)},
                            {"norm", "rms_norm"},
                            {"norm_eps", c.real("rms_norm_eps", eps)},
                            {"bias", biased(c)},
                            {"tied", c.flag("tie_word_embeddings", false)}}),
-                    mixer, table({{"type", "swiglu"}, {"hidden", c.integer("intermediate_size")}}),
+                    mixer, table({{"type", "swiglu"}, {"hidden", c.count("intermediate_size")}}),
                     table({{"type", "sequential"}}));
 }
 
@@ -116,7 +116,7 @@ Node llama_shell_config(const Settings& m) {
 Rules llama_rules(const Settings& c, const std::function<void(Rules&, int64_t)>& attention) {
   Rules out = {{.ours = "embedding", .theirs = {"model.embed_tokens.weight"}}};
   add_norm(out, "norm", "model.norm", false);
-  for (int64_t i = 0; i < c.integer("num_hidden_layers"); ++i) {
+  for (int64_t i = 0; i < c.count("num_hidden_layers"); ++i) {
     const auto theirs = [&](const char* name) { return numbered("model.layers.{}.", i) + name; };
     add_norm(out, at_layer(i, "mixer_norm"), theirs("input_layernorm"), false);
     add_norm(out, at_layer(i, "channel_norm"), theirs("post_attention_layernorm"), false);

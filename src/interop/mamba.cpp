@@ -8,26 +8,26 @@ namespace {
 constexpr int64_t kMambaLength = 2048;  // of a configuration that does not say it
 
 int64_t mamba_width(const Settings& c) { return c.count("hidden_size", 768); }
-int64_t mamba_depth(const Settings& c) { return c.integer("num_hidden_layers", 32); }
+int64_t mamba_depth(const Settings& c) { return c.count("num_hidden_layers", 32); }
 
 Node mamba_model(const Settings& c) {
   c.only("use_bias", false);
   c.only("use_conv_bias", true);
   c.only("hidden_act", std::vector<std::string>{"silu"});
-  const int64_t width = mamba_width(c), inner = c.integer("intermediate_size", 2 * width);
+  const int64_t width = mamba_width(c), inner = c.count("intermediate_size", 2 * width);
   if (inner % width != 0) {
     usage_error(c.path(), ": 'intermediate_size' is ", inner, ", expected a multiple of ", width,
                 ".");
   }
   Node mixer = table({{"type", "mamba"},
                       {"expand", inner / width},
-                      {"d_state", c.integer("state_size", 16)},
-                      {"d_conv", c.integer("conv_kernel", 4)}});
+                      {"d_state", c.count("state_size", 16)},
+                      {"d_conv", c.count("conv_kernel", 4)}});
   // "auto" is a sixteenth of the width, rounded up; transformers writes the number.
-  if (c.is_integer("time_step_rank")) mixer.set("dt_rank", Value(c.integer("time_step_rank")));
+  if (c.is_integer("time_step_rank")) mixer.set("dt_rank", Value(c.count("time_step_rank")));
   return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.integer("vocab_size", 50280)},
-                           {"max_length", c.integer("max_position_embeddings", kMambaLength)},
+                           {"vocabulary", c.count("vocab_size", 50280)},
+                           {"max_length", c.count("max_position_embeddings", kMambaLength)},
                            {"width", width},
                            {"depth", mamba_depth(c)},
                            {"position", table({{"type", "none"}})},
@@ -39,7 +39,7 @@ Node mamba_model(const Settings& c) {
 }
 
 Rules mamba_rules(const Settings& c) {
-  const int64_t inner = c.integer("intermediate_size", 2 * mamba_width(c));
+  const int64_t inner = c.count("intermediate_size", 2 * mamba_width(c));
   Rules out = {{.ours = "embedding", .theirs = {"backbone.embeddings.weight"}}};
   add_norm(out, "norm", "backbone.norm_f", false);
   for (int64_t i = 0; i < mamba_depth(c); ++i) {
@@ -50,7 +50,7 @@ Rules mamba_rules(const Settings& c) {
     add_linear(out, at_layer(i, "mixer.input"), {theirs("in_proj")}, false);
     out.push_back({.ours = at_layer(i, "mixer.conv"),
                    .theirs = {theirs("conv1d.weight")},
-                   .shape = {inner, 1, c.integer("conv_kernel", 4)}});
+                   .shape = {inner, 1, c.count("conv_kernel", 4)}});
     out.push_back({.ours = at_layer(i, "mixer.conv_bias"), .theirs = {theirs("conv1d.bias")}});
     add_linear(out, at_layer(i, "mixer.select"), {theirs("x_proj")}, false);
     add_linear(out, at_layer(i, "mixer.step"), {theirs("dt_proj")}, true);

@@ -7,7 +7,7 @@ namespace {
 constexpr int64_t kRwkvLength = 1024;  // of a configuration that does not say it
 
 int64_t rwkv_width(const Settings& c) { return c.count("hidden_size", 4096); }
-int64_t rwkv_depth(const Settings& c) { return c.integer("num_hidden_layers", 32); }
+int64_t rwkv_depth(const Settings& c) { return c.count("num_hidden_layers", 32); }
 
 // The norm of the output has this eps in transformers, whatever layer_norm_epsilon the others have.
 constexpr double kOutputEps = 1e-5;
@@ -18,8 +18,8 @@ Node rwkv_model(const Settings& c) {
   }
   c.only_equal("attention_hidden_size", rwkv_width(c));
   return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.integer("vocab_size", 50277)},
-                           {"max_length", c.integer("context_length", kRwkvLength)},
+                           {"vocabulary", c.count("vocab_size", 50277)},
+                           {"max_length", c.count("context_length", kRwkvLength)},
                            {"width", rwkv_width(c)},
                            {"depth", rwkv_depth(c)},
                            {"position", table({{"type", "none"}})},
@@ -30,7 +30,7 @@ Node rwkv_model(const Settings& c) {
                            {"tied", c.flag("tie_word_embeddings", false)}}),
                     table({{"type", "rwkv"}}),
                     table({{"type", "rwkv_channel"},
-                           {"hidden", c.integer("intermediate_size", 4 * rwkv_width(c))}}),
+                           {"hidden", c.count("intermediate_size", 4 * rwkv_width(c))}}),
                     table({{"type", "sequential"}}));
 }
 

@@ -21,7 +21,7 @@ class Settings {
     return has(key) && std::holds_alternative<int64_t>(find(key)->value);
   }
   int64_t integer(const std::string& key, std::optional<int64_t> otherwise = {}) const;
-  // An integer that others are divided by or multiplied with: from 1 to 2^40.
+  // An integer that is a size: from 1 to 2^40.
   int64_t count(const std::string& key, std::optional<int64_t> otherwise = {}) const;
   double real(const std::string& key, std::optional<double> otherwise = {}) const;
   bool flag(const std::string& key, std::optional<bool> otherwise = {}) const;

@@ -6,7 +6,7 @@
 namespace headloom {
 namespace {
 
-int64_t vit_depth(const Settings& c) { return c.integer("num_hidden_layers", 12); }
+int64_t vit_depth(const Settings& c) { return c.count("num_hidden_layers", 12); }
 
 Node vit_model(const Settings& c) {
   c.only("qkv_bias", true);
@@ -15,30 +15,30 @@ Node vit_model(const Settings& c) {
     usage_error(c.path(), ": 'architectures' names ", architecture,
                 ", expected ViTForImageClassification.");
   }
-  const int64_t size = c.integer("image_size", 224);
+  const int64_t size = c.count("image_size", 224);
   return with_layer(table({{"kind", "vit"},
-                           {"image", table({{"channels", c.integer("num_channels", 3)},
+                           {"image", table({{"channels", c.count("num_channels", 3)},
                                             {"height", size},
                                             {"width", size},
-                                            {"patch", c.integer("patch_size", 16)}})},
+                                            {"patch", c.count("patch_size", 16)}})},
                            {"classes", label_count(c)},
-                           {"width", c.integer("hidden_size", 768)},
+                           {"width", c.count("hidden_size", 768)},
                            {"depth", vit_depth(c)},
                            {"position", table({{"type", "learned"}})},
                            {"norm", "layer_norm"},
                            {"norm_eps", c.real("layer_norm_eps", 1e-12)},
                            {"bias", true},
                            {"pool", "first"}}),
-                    table({{"type", "mha"}, {"heads", c.integer("num_attention_heads", 12)}}),
+                    table({{"type", "mha"}, {"heads", c.count("num_attention_heads", 12)}}),
                     table({{"type", "mlp"},
-                           {"hidden", c.integer("intermediate_size", 3072)},
+                           {"hidden", c.count("intermediate_size", 3072)},
                            {"activation", activation(c, "hidden_act", "gelu")}}),
                     table({{"type", "sequential"}}));
 }
 
 Rules vit_rules(const Settings& c) {
-  const int64_t width = c.integer("hidden_size", 768), patch = c.integer("patch_size", 16);
-  const int64_t grid = c.integer("image_size", 224) / patch;
+  const int64_t width = c.count("hidden_size", 768), patch = c.count("patch_size", 16);
+  const int64_t grid = c.count("image_size", 224) / patch;
   const std::string projection = "vit.embeddings.patch_embeddings.projection";
   Rules out = {
       {.ours = "class_token", .theirs = {"vit.embeddings.cls_token"}, .shape = {1, 1, width}},
@@ -47,7 +47,7 @@ Rules vit_rules(const Settings& c) {
        .shape = {1, grid * grid + 1, width}},
       {.ours = "patch.weight",
        .theirs = {projection + ".weight"},
-       .shape = {width, c.integer("num_channels", 3), patch, patch}},
+       .shape = {width, c.count("num_channels", 3), patch, patch}},
       {.ours = "patch.bias", .theirs = {projection + ".bias"}}};
   add_norm(out, "norm", "vit.layernorm", true);
   add_linear(out, "classifier", {"classifier"}, true);

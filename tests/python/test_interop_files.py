@@ -63,6 +63,10 @@ def test_what_cannot_be_expressed_is_named(folder, tmp_path):
     assert "'architectures' is \"Bert\", expected a table or a list." in message("text", model_type="bert", architectures="Bert")
     assert "'depth' 2000000000" in message("depth", num_hidden_layers=2000000000)
     assert "'vocabulary' 900000000" in message("vocabulary", vocab_size=900000000)
+    for key, value in [("num_hidden_layers", -1), ("max_position_embeddings", 0), ("vocab_size", -3), ("num_attention_heads", 0)]:
+        assert f"config.json: '{key}' is {value}, expected at least 1 " in message(key, **{key: value})
+    assert "config.json: model.layer[0].mixer (mha): kv_heads is 3" in message("groups", num_attention_heads=4, num_key_value_heads=3)
+    assert "config.json: 'model.norm_eps' is -1.0, expected " in message("eps", rms_norm_eps=-1)
     assert "'is_causal' is false, expected true" in message("both_ways", is_causal=False)
     assert "heads" in message("heads", num_attention_heads=3, num_key_value_heads=2, head_dim=None)
     assert "model.norm.weight" in message("missing", {"model.norm.weight": None}, code=1)
