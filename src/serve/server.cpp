@@ -474,7 +474,6 @@ class Server::Http : private httplib::Server {
         return EventStream(*pending, connection, sink).run();
       };
       if (request.version == "HTTP/1.0") {  // knows no chunks: the connection's end is the text's
-        response.set_header("Connection", "close");
         response.set_content_provider("text/event-stream", events);
       } else {
         response.set_chunked_content_provider("text/event-stream", events);

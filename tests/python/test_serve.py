@@ -392,6 +392,37 @@ def test_bad_requests_harm_nobody(attention, recurrence):
 ENDLESS = {"prompt": "The", "max_tokens": 10**9, "temperature": 0}
 
 
+def exchanged(port, raw, pieces=False):
+    """What comes back for the bytes of a request, which may be sent one by one: the status, the head's lines, the body."""
+    with socket.create_connection(("127.0.0.1", port)) as s, s.makefile("rb") as answer:
+        s.settimeout(30)
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for i in range(len(raw)) if pieces else [0]:
+            s.sendall(raw[i : i + 1] if pieces else raw)
+        head, body = answer.read().split(b"\r\n\r\n", 1)
+        first, *lines = head.decode().split("\r\n")
+        return int(first.split()[1]), lines, body
+
+
+def test_a_client_of_the_old_protocol(recurrence):
+    """HTTP/1.0 has no chunks: a stream ends with its connection, as the answer says once."""
+    body = {"prompt": "over", "max_tokens": 3, "temperature": 0}
+    expected = recurrence.complete(**body)["choices"][0]["text"]
+    for stream in (False, True):
+        text = json.dumps({**body, "stream": stream}).encode()
+        raw = b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+        status, lines, answer = exchanged(recurrence.port, raw)
+        assert status == 200 and lines.count("Connection: close") == 1
+        if stream:
+            assert not any(line.startswith(("Transfer-Encoding", "Content-Length")) for line in lines)
+            *events, done, end = answer.decode().split("\n\n")
+            assert done == "data: [DONE]" and end == ""
+            texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events]
+        else:
+            texts = [json.loads(answer)["choices"][0]["text"]]
+        assert "".join(texts) == expected
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_hangs_up_is_cancelled(recurrence, stream):
     body = {"prompt": "over", "max_tokens": 100, "temperature": 0}
