@@ -18,7 +18,8 @@ double seconds_of(const std::function<void()>& f) {
 Spread spread_of(std::vector<double> values) {
   if (values.empty()) return {};
   std::sort(values.begin(), values.end());
-  return {.low = values.front(), .median = values[values.size() / 2], .high = values.back()};
+  const double median = (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+  return {.low = values.front(), .median = median, .high = values.back()};
 }
 
 Paired time_pairs(const std::function<void()>& a, const std::function<void()>& b, double seconds,

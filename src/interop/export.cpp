@@ -69,7 +69,7 @@ Node canonical(ModelConfig config) {
     if (given.text("type") == "mamba" && !given.has("dt_rank")) {
       mixer.set("dt_rank", Value((config.width + 15) / 16));
     }
-    if (given.integer("window", 0) >= config.max_length.value_or(int64_t{1} << 30)) {
+    if (config.max_length && given.integer("window", 0) >= *config.max_length) {
       std::erase_if(mixer.table(), [](const auto& entry) { return entry.first == "window"; });
     }
     Node& channel = *layer.find("channel");
