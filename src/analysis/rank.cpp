@@ -56,12 +56,15 @@ Figure spectrum_figure(const std::vector<report::Line>& lines) {
           "2020, figure 1)."};
 }
 
-// The lengths at which ranks are compared, ascending: that of the text and its halves. A single 0
-// stands for an input that is taken as it is.
+// The lengths at which ranks are compared, ascending: that of the longest text without its padding,
+// and its halves. A single 0 stands for an input that is taken as it is.
 std::vector<int64_t> lengths_of(const ModelInput& input) {
   if (!input.tokens.defined()) return {0};
   std::vector<int64_t> lengths = {input.tokens.size(1)};
   if (input.source.defined()) return lengths;
+  if (input.lengths.defined()) {
+    lengths[0] = std::max<int64_t>(1, input.lengths.max().item<int64_t>());
+  }
   for (int64_t n = lengths[0] / 2; n >= 4 && lengths.size() < 4; n /= 2) {
     lengths.insert(lengths.begin(), n);
   }

@@ -136,6 +136,13 @@ LoadedRun load_for_eval(const EvalArguments& a) {
     RunConfig changed = read_run_config(root);
     use_kept_tokenizer(a.model, changed);
     choose_part(loaded.config, changed, a.overrides);
+    const bool same = names_of_data(changed) == names_of_data(loaded.config);
+    if (same && loaded.config.train.eval_split != "all") {
+      std::fprintf(stderr,
+                   "headloom: the sequences are chosen anew, so all that are held out are read; "
+                   "without --set and --context it is the %s half alone.\n",
+                   loaded.config.train.eval_split.c_str());
+    }
     loaded.config.task = changed.task;
   }
   return loaded;
@@ -158,16 +165,19 @@ void say_what_is_forgotten(const Pieces& pieces, const data::Task& task) {
                counted(task.length(), "token").c_str());
 }
 
-// Tokens and logits of the first held-out sequences, to the file of --logits.
-void write_logits(const EvalArguments& a, Model& model, const data::Task& task, int64_t batch,
-                  at::Device device) {
+// Inputs and logits of the first sequences that are evaluated, to the file of --logits.
+void write_logits(const EvalArguments& a, Model& model, const data::Task& task, Split split,
+                  int64_t batch, at::Device device) {
   at::NoGradGuard no_grad;
-  const data::Batch first = task.eval_batch(0, std::min(batch, task.eval_sequences()));
+  const int64_t count = std::min(batch, sequences_in(task, split));
+  const data::Batch first = split_batch(task, split, 0, count);
   NamedTensors tensors;
   for (const auto& [name, tensor] :
        {std::pair("tokens", first.inputs), std::pair("source", first.source),
         std::pair("images", first.images), std::pair("segments", first.segments),
-        std::pair("lengths", first.lengths), std::pair("targets", first.targets),
+        std::pair("lengths", first.lengths), std::pair("documents", first.documents),
+        std::pair("source_lengths", first.source_lengths), std::pair("context", first.context),
+        std::pair("targets", first.targets),
         std::pair("logits", model.forward(model_input(to_device(first, device))))}) {
     if (tensor.defined()) tensors.emplace_back(name, tensor);
   }
@@ -233,7 +243,7 @@ EvalResult evaluated(const EvalArguments& a) {
   if (pieces) say_what_is_forgotten(*pieces, *task);
   if (!a.logits.empty()) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
-    write_logits(a, *loaded.model, *task, batch, device);
+    write_logits(a, *loaded.model, *task, split_named(split), batch, device);
   }
   return {.step = loaded.step,
           .dtype = loaded.config.train.dtype,
@@ -341,7 +351,7 @@ Command eval_command() {
             ->check(whole_number(1));
         auto* logits = app.add_option(
             "--logits", a->logits,
-            "also write tokens and logits of the first batch to this file, *.safetensors");
+            "also write inputs and logits of the first batch to this file, *.safetensors");
         logits->check(ends_in(".safetensors"));
         add_precision_options(app, a->precision, "; also prints what it costs");
         app.add_option("--context", a->context,

@@ -100,14 +100,50 @@ ExampleTask::ExampleTask(const std::string& type, const std::string& tokenizer, 
 }
 
 void ExampleTask::split(std::vector<size_t> train, std::vector<size_t> held_out,
-                        int64_t eval_sequences, uint64_t seed) {
+                        int64_t eval_sequences, uint64_t seed, const std::vector<uint64_t>& lots) {
   train_ = std::move(train);
   held_out_ = std::move(held_out);
   // Whatever part of it is evaluated should be a fair sample.
   Random random({0});
   random.shuffle(held_out_);
+  if (!lots.empty()) keep_lots_in_halves(lots);
   eval_sequences_ = std::min(eval_sequences, static_cast<int64_t>(held_out_.size()));
   if (!train_.empty()) order_.emplace(seed, static_cast<int64_t>(train_.size()), 1);
+}
+
+// Test data that are also validation data would be what a setting was chosen by. Each lot goes to
+// one half, and the halves to the numbers that are theirs. Where every lot has one example, the
+// order stays as it is.
+void ExampleTask::keep_lots_in_halves(const std::vector<uint64_t>& lots) {
+  std::array<std::vector<size_t>, 2> halves;  // validation, test
+  std::unordered_map<uint64_t, size_t> half_of, size_of;
+  for (size_t i = 0; i < held_out_.size(); ++i) {
+    const uint64_t lot = lots[held_out_[i]];
+    ++size_of[lot];
+    if (!half_of.contains(lot)) {
+      const int64_t more = std::ssize(halves[0]) - std::ssize(halves[1]);
+      const bool test = std::abs(more) > 1 ? more > 0 : is_test(static_cast<int64_t>(i));
+      half_of[lot] = test ? 1 : 0;
+    }
+    halves[half_of.at(lot)].push_back(held_out_[i]);
+  }
+  // Single examples make the halves equal, as far as there are any.
+  for (std::vector<size_t>* const larger : {&halves[0], &halves[1]}) {
+    std::vector<size_t>& smaller = larger == &halves[0] ? halves[1] : halves[0];
+    for (size_t i = larger->size(); i > 0 && larger->size() > smaller.size() + 1; --i) {
+      const size_t example = (*larger)[i - 1];
+      if (size_of.at(lots[example]) > 1) continue;
+      larger->erase(larger->begin() + static_cast<int64_t>(i - 1));
+      smaller.push_back(example);
+    }
+  }
+  // What one half still has more than the other comes last.
+  std::array<size_t, 2> next = {0, 0};
+  for (size_t i = 0; i < held_out_.size(); ++i) {
+    size_t half = is_test(static_cast<int64_t>(i)) ? 1 : 0;
+    if (next[half] == halves[half].size()) half = 1 - half;
+    held_out_[i] = halves[half][next[half]++];
+  }
 }
 
 void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_apart, double share,
@@ -140,7 +176,7 @@ void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_a
   }
   aside_ = lots.size() - train.size() - held_out.size();
   require(!train.empty() || share == 1.0, path, ": has nothing to train on that is not held out.");
-  split(std::move(train), std::move(held_out), eval_sequences, seed);
+  split(std::move(train), std::move(held_out), eval_sequences, seed, lots);
 }
 
 Batch ExampleTask::train_batch(int64_t index, int64_t batch_size) const {

@@ -84,9 +84,10 @@ class ExampleTask : public Task {
   virtual int64_t label_of(size_t) const { return kIgnore; }
 
   // Training visits `train` in an order of its own every epoch; at most `eval_sequences` of
-  // `held_out` are evaluated, a fair sample.
+  // `held_out` are evaluated, a fair sample. Examples of a lot are in the same half of them as far
+  // as the halves can be equal then; without `lots` each has its own.
   void split(std::vector<size_t> train, std::vector<size_t> held_out, int64_t eval_sequences,
-             uint64_t seed);
+             uint64_t seed, const std::vector<uint64_t>& lots = {});
   // The same of examples with lots, where equal lots are never on both sides. Those from number
   // `first_apart` on are held out, and what else has one of their lots is left aside; where there
   // are none, about `share` of all. Throws Error where a side would be empty, but that nothing is
@@ -111,6 +112,8 @@ class ExampleTask : public Task {
   std::string cut_text(int64_t cut) const;
 
  private:
+  void keep_lots_in_halves(const std::vector<uint64_t>& lots);
+
   std::shared_ptr<const Tokenizer> tokenizer_;
   int64_t length_;
   std::vector<size_t> train_, held_out_;

@@ -65,8 +65,13 @@ Batch batch_of(const Task& task, const std::vector<Sample>& samples, int64_t len
   const int64_t targets = goal == Goal::label ? 1 : goal == Goal::span ? 2 : length;
   batch.targets = rows_of(samples, &Sample::targets, targets, kIgnore);
   if (goal == Goal::label) batch.targets = batch.targets.squeeze(1);
-  if (goal != Goal::next_token && goal != Goal::reconstruction)
+  const bool padded = std::any_of(samples.begin(), samples.end(), [&](const Sample& sample) {
+    return static_cast<int64_t>(sample.inputs.size()) < length;
+  });
+  // No token sees the padding behind it, but experts would be balanced by it.
+  if (goal == Goal::next_token ? padded : goal != Goal::reconstruction) {
     batch.lengths = sizes_of(samples, &Sample::inputs);
+  }
   if (task.segments() > 0) {
     batch.segments = marked(samples, length, [](const Sample& sample) {
                        return std::array{sample.second, static_cast<int64_t>(sample.inputs.size())};
@@ -117,7 +122,8 @@ Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
 }
 
 Batch GeneratedTask::batch_of(const std::vector<Sample>& samples) const {
-  int64_t longest = 0;
+  // Where sequences are drawn in several lengths, those of a batch have mostly the same one.
+  int64_t longest = train_length() == length() ? length() : 0;
   for (const Sample& sample : samples) {
     longest = std::max(longest, static_cast<int64_t>(sample.inputs.size()));
   }

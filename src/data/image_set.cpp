@@ -110,6 +110,10 @@ void add_cifar(const std::string& path, bool fine, const ImageFileOptions& optio
 }
 
 ImageFiles read_cifar(const std::vector<fs::path>& files, const ImageFileOptions& options) {
+  if (!options.labels.empty()) {
+    usage_error("the folder '", options.path, "' has CIFAR's files, which number their classes; ",
+                "leave out labels = ", join(options.labels), ", which are the names of folders.");
+  }
   const bool fine = std::any_of(files.begin(), files.end(),
                                 [](const fs::path& p) { return p.filename() == "train.bin"; });
   Builder train, held_out;

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -137,6 +138,13 @@ class Task {
   // The token that ends a document, where the task has one: generation may stop at it.
   virtual std::optional<int64_t> end_token() const { return std::nullopt; }
 };
+
+// Whether a held-out sequence is test data, where they are judged by halves; validation data
+// otherwise. Of each pair 2 n, 2 n + 1 one is in each half, in the order of Thue and Morse: one
+// half is as hard as the other, also where the data change along their numbers.
+inline bool is_test(int64_t number) {
+  return std::popcount(static_cast<uint64_t>(number)) % 2 == 1;
+}
 
 // Throws Error unless [first, first + count) lies in the `present` held-out sequences.
 void check_held_out(int64_t first, int64_t count, int64_t present);

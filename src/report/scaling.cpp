@@ -9,14 +9,16 @@
 
 #include "core/text.h"
 #include "report/format.h"
+#include "report/statistics.h"
 
 namespace headloom::report {
 namespace {
 
 constexpr int kReplicates = 1000;
-constexpr int kReplicateGrid = 10;  // exponents tried first in each replicate
-constexpr double kExact = 1e-4;     // nats: an error of a fit that meets every mean
-constexpr size_t kGrid = 13;        // points of a drawn fit
+constexpr int kReplicateGrid = 10;            // exponents tried first in each replicate
+constexpr double kExact = 1e-4;               // nats: an error of a fit that meets every mean
+constexpr size_t kGrid = 13;                  // points of a drawn fit
+constexpr double kNormalQuantile = 1.959964;  // of 97.5%
 constexpr double kBeyond = std::numeric_limits<double>::infinity();
 
 bool can_be_fitted(const Run& run) {
@@ -141,7 +143,8 @@ double worth_of(double loss, double compute, const PowerLaw& baseline,
 }
 
 // By how much the loss may lie beside a model's fit because the fit has another form: the standard
-// deviation of the means around it, which resampling the seeds does not see.
+// deviation of the means around it. The seeds are part of it, so that intervals are rather too
+// wide.
 double misfit(const FamilyFit& family) {
   const PowerLaw& law = family.searched();
   const auto points = static_cast<double>(family.rungs.size());
@@ -155,8 +158,8 @@ bool known(const Interval& interval) { return !std::isnan(interval.low); }
 using Replicate = std::vector<PowerLaw>;
 
 // Empty where a rung has too few seeds for a claim: draws of a few say too little of others. The
-// mean of n drawn ones varies less than that of n others, by the square root of (n - 1) / n, and is
-// moved away from the mean by as much.
+// mean of n drawn ones varies less than that of n others, by the square root of (n - 1) / n, and as
+// a normal number where Student's t is right for n. It is moved away from the mean by as much.
 std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const CommonSeeds& common) {
   std::vector<Replicate> out;
   std::mt19937_64 random(1);
@@ -187,7 +190,8 @@ std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const Co
           }
         }
         const double n = count, mean = rung.loss();
-        losses.push_back(mean + (sum / n - mean) * std::sqrt(n / (n - 1)));
+        const double wider = student_t_quantile(0.975, n - 1) / kNormalQuantile;
+        losses.push_back(mean + (sum / n - mean) * std::sqrt(n / (n - 1)) * wider);
       }
       replicate.push_back(family.law.factors.empty() ? PowerLaw{}
                                                      : fit(family.rungs, losses, kReplicateGrid));

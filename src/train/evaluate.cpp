@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -237,7 +236,18 @@ Evaluation summarised(const Tensor& found, const data::Task& task) {
   return out;
 }
 
-// Held-out sequences [first, first + count) of `split`.
+}  // namespace
+
+Split split_named(const std::string& name) {
+  if (name == "validation") return Split::validation;
+  return name == "test" ? Split::test : Split::all;
+}
+
+int64_t sequence_number(Split split, int64_t place) {
+  if (split == Split::all) return place;
+  return 2 * place + (data::is_test(2 * place) == (split == Split::test) ? 0 : 1);
+}
+
 data::Batch split_batch(const data::Task& task, Split split, int64_t first, int64_t count) {
   if (split == Split::all) return task.eval_batch(first, count);
   // A task reads consecutive sequences only: those of the other split are read and dropped.
@@ -249,20 +259,6 @@ data::Batch split_batch(const data::Task& task, Split split, int64_t first, int6
     if (t->defined()) *t = t->index_select(0, kept);
   }
   return batch;
-}
-
-}  // namespace
-
-Split split_named(const std::string& name) {
-  if (name == "validation") return Split::validation;
-  return name == "test" ? Split::test : Split::all;
-}
-
-int64_t sequence_number(Split split, int64_t place) {
-  if (split == Split::all) return place;
-  const int ones = std::popcount(static_cast<uint64_t>(place));  // as many as 2 place has
-  const bool second = (ones % 2 == 0) == (split == Split::test);
-  return 2 * place + (second ? 1 : 0);
 }
 
 int64_t sequences_in(const data::Task& task, Split split) {

@@ -39,6 +39,8 @@ enum class Split { all, validation, test };
 Split split_named(const std::string& name);
 // The number of the sequence that is `place` of `split`, from 0.
 int64_t sequence_number(Split split, int64_t place);
+// Held-out sequences [first, first + count) of `split`.
+data::Batch split_batch(const data::Task& task, Split split, int64_t first, int64_t count);
 // How many held-out sequences of the task belong to `split`.
 int64_t sequences_in(const data::Task& task, Split split);
 // The numbers of the first `most` held-out sequences of `split`, or of all that there are.

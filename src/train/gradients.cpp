@@ -11,7 +11,7 @@ namespace headloom {
 
 // Returns the number of targets of the shares of all processes of `group`. Makes each share as long
 // as the longest of its piece: some tasks pad what they give to its longest sequence, and dropout
-// and experts see the padding.
+// draws for the padding too.
 static int64_t join_shares(std::vector<data::Batch>& shares, Communicator& group) {
   const auto pieces = static_cast<int64_t>(shares.size());
   const Tensor own = at::zeros({1 + pieces}, at::kLong);
@@ -27,6 +27,9 @@ static int64_t join_shares(std::vector<data::Batch>& shares, Communicator& group
     data::Batch& share = shares[static_cast<size_t>(i)];
     const int64_t missing = longest[1 + i].item<int64_t>() - fact[1 + i];
     if (missing == 0) continue;
+    if (!share.lengths.defined()) {
+      share.lengths = at::full({share.inputs.size(0)}, share.inputs.size(1), at::kLong);
+    }
     share.inputs = at::constant_pad_nd(share.inputs, {0, missing}, 0);
     share.targets = at::constant_pad_nd(share.targets, {0, missing}, data::kIgnore);
   }

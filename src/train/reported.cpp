@@ -20,16 +20,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether a key of [train] may differ between models that are compared. Unequal steps are seen in
-// the tokens.
+}  // namespace
+
 bool is_of_no_consequence(const std::string& key) {
   static const std::set<std::string> keys = {
       "steps",      "seed",  "eval_every",      "checkpoint_every", "device",
       "accumulate", "shard", "tensor_parallel", "context_parallel", "activation_checkpointing"};
   return keys.contains(key);
 }
-
-}  // namespace
 
 std::string train_differences(TrainOptions baseline, TrainOptions run,
                               const std::set<std::string>& chosen) {

@@ -39,6 +39,10 @@ report::Build report_build(const Model& model, const data::Task& task);
 // The papers of the model's token mixers.
 std::string mixer_sources(const ModelConfig& model);
 
+// Whether a key of [train], "eval_every", may differ between models that are compared. Unequal
+// steps are seen in the tokens.
+bool is_of_no_consequence(const std::string& key);
+
 // "lr = 0.001, no clip": where `run` is trained otherwise than `baseline`, but for options that
 // change no result and for those in `chosen`, such as "train.lr".
 std::string train_differences(TrainOptions baseline, TrainOptions run,

@@ -17,11 +17,44 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-std::string keys_of(const std::vector<PastEvent>& past) {
-  std::vector<std::string> keys;
-  keys.reserve(past.size());
-  for (const PastEvent& event : past) keys.push_back(event.key);
-  return join(keys, "\n");
+std::string hash_of_weights(const TrainState& state) {
+  Fnv1a hash;
+  for (const auto& [name, file] : state.files) {
+    if (!name.starts_with("model")) continue;
+    hash.add(name);
+    hash.add(file.crc);
+  }
+  return str(std::hex, hash.value());
+}
+
+// What the weights of `step` of a run depend on, the seed aside: what was trained on afterwards,
+// and how the run was evaluated, does not belong to it.
+std::string training_until(const std::string& folder, int64_t step) {
+  RunConfig now = run_config_in(folder);
+  const Node stored = stored_config(now);
+  std::string out = to_toml(*stored.find("model")) + to_toml(*stored.find("task"));
+  if (const std::optional<Origin> origin = read_origin(folder)) out += origin->identity + "\n";
+  std::string last;
+  int64_t begun = 0;  // where the options below are first used
+  const auto add = [&](TrainOptions options, int64_t until) {
+    std::string text;
+    const bool by_length = options.schedule == "cosine";  // whose rates depend on the steps
+    const Node fields = write_fields(options);
+    for (const auto& [key, value] : fields.table()) {
+      if (is_of_no_consequence(key) && !(key == "steps" && by_length)) continue;
+      if (key.starts_with("eval_") || key == "stop_accuracy") continue;
+      text += str(key, " = ", toml_value(value), "\n");
+    }
+    if (text != last) out += str("from ", begun, "\n", text);
+    last = text;
+    begun = until;
+  };
+  for (const EarlierConfig& earlier : earlier_configs(folder)) {
+    add(read_run_config(read_toml(folder + "/" + earlier.file)).train, earlier.until);
+    if (earlier.until >= step) return out;
+  }
+  add(now.train, step);
+  return out;
 }
 
 // What steps [first, end) of a run were trained with, where it is not what `now` says.
@@ -42,14 +75,14 @@ std::string other_options(TrainOptions then, const TrainOptions& now, int64_t fi
 
 }  // namespace
 
-Origin origin_of(const std::string& folder, int64_t step) {
-  Origin out{.folder = fs::absolute(folder).lexically_normal().string(), .step = step};
-  if (CheckpointStore(folder).has_weights_alone(step)) {
-    out.identity = hash_text(out.folder);
+Origin origin_of(const std::string& folder, const TrainState& state) {
+  Origin out{.folder = fs::absolute(folder).lexically_normal().string(),
+             .step = state.step,
+             .weights = hash_of_weights(state)};
+  if (CheckpointStore(folder).has_weights_alone(state.step)) {
+    out.identity = out.weights;
   } else {
-    const RunConfig config = run_config_in(folder);
-    out.identity = hash_text(
-        str(config_of_all_seeds(config), "\n", keys_of(past_of(folder, config)), "\n", step));
+    out.identity = hash_text(str(training_until(folder, state.step), "\n", state.step));
   }
   return out;
 }
@@ -57,11 +90,11 @@ Origin origin_of(const std::string& folder, int64_t step) {
 std::string origin_path(const std::string& run) { return run + "/origin.json"; }
 
 void write_origin(const std::string& run, const Origin& origin) {
-  write_file(
-      origin_path(run),
-      Json{{"folder", origin.folder}, {"step", origin.step}, {"identity", origin.identity}}.dump(
-          1, ' ', false, Json::error_handler_t::replace) +
-          "\n");
+  const Json json = {{"folder", origin.folder},
+                     {"step", origin.step},
+                     {"weights", origin.weights},
+                     {"identity", origin.identity}};
+  write_file(origin_path(run), json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 std::optional<Origin> read_origin(const std::string& run) {
@@ -71,9 +104,10 @@ std::optional<Origin> read_origin(const std::string& run) {
   try {
     return Origin{.folder = json.at("folder").get<std::string>(),
                   .step = json.at("step").get<int64_t>(),
+                  .weights = json.at("weights").get<std::string>(),
                   .identity = json.at("identity").get<std::string>()};
   } catch (const Json::exception&) {
-    fail(path, ": is damaged, expected an object with 'folder', 'step' and 'identity'.");
+    fail(path, ": is damaged, expected an object with 'folder', 'step', 'weights' and 'identity'.");
   }
 }
 
@@ -106,15 +140,19 @@ std::vector<PastEvent> past_of(const std::string& run, const RunConfig& config) 
 std::string past_differences(const std::vector<PastEvent>& baseline,
                              const std::vector<PastEvent>& run) {
   std::vector<std::string> out;
-  const auto lacks = [](const std::vector<PastEvent>& past, const PastEvent& event) {
-    return std::none_of(past.begin(), past.end(),
-                        [&](const PastEvent& other) { return other.key == event.key; });
+  const auto has = [](const std::vector<PastEvent>& past, std::string PastEvent::* part,
+                      const PastEvent& event) {
+    return std::any_of(past.begin(), past.end(),
+                       [&](const PastEvent& other) { return other.*part == event.*part; });
   };
   for (const PastEvent& event : run) {
-    if (lacks(baseline, event)) out.push_back(event.text);
+    if (has(baseline, &PastEvent::key, event)) continue;
+    out.push_back((has(baseline, &PastEvent::text, event) ? "other " : "") + event.text);
   }
   for (const PastEvent& event : baseline) {
-    if (lacks(run, event)) out.push_back("no " + event.text);
+    if (!has(run, &PastEvent::key, event) && !has(run, &PastEvent::text, event)) {
+      out.push_back("no " + event.text);
+    }
   }
   return join(out);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "train/config.h"
+#include "train/state.h"
 
 namespace headloom {
 
@@ -16,13 +17,14 @@ namespace headloom {
 struct Origin {
   std::string folder;  // absolute, of the run that they are from
   int64_t step = 0;
+  std::string weights;  // a hash of them
   // A hash of how they were trained, the seed aside: runs that began with the weights of several
-  // seeds of one model are runs of one model. Of weights that no run has trained, of their place.
+  // seeds of one model are runs of one model. Of weights that no run has trained, that of them.
   std::string identity = {};
 };
 
-// Of the weights of `step` of the run in `folder`.
-Origin origin_of(const std::string& folder, int64_t step);
+// Of the weights of the run in `folder` that a checkpoint has, whose state was read.
+Origin origin_of(const std::string& folder, const TrainState& state);
 std::string origin_path(const std::string& run);
 void write_origin(const std::string& run, const Origin& origin);
 // Nothing of a run that began with weights of its own. Throws Error naming a damaged file.

@@ -115,9 +115,9 @@ void RunSession::check_new_folder() const {
   constexpr const char* kModel = "as the folder of a Hugging Face model does";
   for (const auto& [name, why] :
        {std::pair("metrics.jsonl", kWrites), std::pair("result.json", kWrites),
-        std::pair("checkpoints", kWrites), std::pair("config.json", kModel),
-        std::pair("model.safetensors", kModel), std::pair("model.safetensors.index.json", kModel),
-        std::pair("pytorch_model.bin", kModel),
+        std::pair("origin.json", kWrites), std::pair("checkpoints", kWrites),
+        std::pair("config.json", kModel), std::pair("model.safetensors", kModel),
+        std::pair("model.safetensors.index.json", kModel), std::pair("pytorch_model.bin", kModel),
         std::pair("comparison.json", "as the folder of a comparison does")}) {
     if (fs::exists(fs::path(folder) / name)) refuse(name, why);
   }
@@ -153,7 +153,15 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
     const CheckpointStore store(control_.from);
     const TrainState theirs = store.load_weights(control_.from_checkpoint, model, optimizer.cut());
     store.check_finite(theirs.step, model);
-    origin = origin_of(control_.from, theirs.step);
+    origin = origin_of(control_.from, theirs);
+    const std::optional<Origin> before = control_.resume ? read_origin(folder) : std::nullopt;
+    if (before && before->weights != origin->weights) {
+      usage_error(folder, ": began with the weights of ", before->folder, ", step ", before->step,
+                  ", and has no checkpoint of its own yet, but ",
+                  before->folder == origin->folder ? "those have been replaced by others"
+                                                   : "now they are those of another run",
+                  "; begin a new run.");
+    }
     comment = str("# Began with the weights of ", origin->folder, ", step ", theirs.step, ".\n");
     progress_.line(str("the weights are those of ", control_.from, ", step ", theirs.step));
   }

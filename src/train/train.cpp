@@ -42,7 +42,8 @@ double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  if (values.size() % 2 == 1) return *middle;
+  return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
 // Of counts [experts].
@@ -115,13 +116,15 @@ class Trainer {
  private:
   // A run that stopped before its first checkpoint begins with the same weights again.
   static TrainControl with_origin(TrainControl control) {
-    if (!control.resume || !control.from.empty()) return control;
+    const bool begun = std::filesystem::exists(control.folder + "/config.toml");
+    if (!control.resume || !control.from.empty() || !begun) return control;
     const std::optional<Origin> origin = read_origin(control.folder);
     if (!origin || !CheckpointStore(control.folder).steps().empty()) return control;
-    if (!std::filesystem::is_directory(origin->folder)) {
+    const std::vector<int64_t> there = CheckpointStore(origin->folder).steps();
+    if (std::find(there.begin(), there.end(), origin->step) == there.end()) {
       usage_error(control.folder, ": began with the weights of ", origin->folder, ", step ",
-                  origin->step, ", and has no checkpoint of its own yet, but that folder is not ",
-                  "there any more; begin a new run.");
+                  origin->step, ", and has no checkpoint of its own yet, but those are not there ",
+                  "any more; begin a new run.");
     }
     control.from = origin->folder;
     control.from_checkpoint = std::to_string(origin->step);

@@ -418,7 +418,8 @@ TEST(FindSpan, AnswersBeyondTheLengthAreLeftOutAndCounted) {
                             {{1, 28, 2, 4, 5, 6, 2}, {5, 5}, {0, 0, 0, 1, 1, 1, 1}}}));
   expect_contains(task->describe(),
                   "2 to train on and 1 of 1 held out; 2 whose answer is not whole "
-                  "within 7 tokens left out.");
+                  "within 7 tokens left out; 2 of them longer than 7 tokens and cut at the end of "
+                  "their context.");
   EXPECT_EQ(
       error_of(files.options(squad("aaaaa bbb", {{"x", "bbb", 6}}), kDev, "length = 9")),
       files.folder.path("train") + ": has no question whose answer is whole within 9 tokens.");

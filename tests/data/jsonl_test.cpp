@@ -51,6 +51,51 @@ TEST(Jsonl, PredictsTheLabelAndTheEnd) {
   EXPECT_NEAR(task->floors()[0].accuracy, (55.0 + 45.0 / 256.0) / 100.0 / 65536.0, 1e-9);
 }
 
+// A question with several answers, or one that is there several times, is on one side alone, and
+// there in one half.
+TEST(Jsonl, AQuestionIsInOnePartAlone) {
+  const TempFolder folder;
+  std::string lines;
+  for (int i = 0; i < 60; ++i) {
+    for (int answer = 0; answer < 1 + i % 4; ++answer) {
+      lines += str("{\"input\": \"", i, "?\", \"label\": \"", answer, "\"}\n");
+    }
+  }
+  const auto task = task_of(config_of(folder, lines, "length = 8\nheld_out = 0.4"));
+  const int64_t count = task->eval_sequences();
+  const auto questions = [](const Batch& batch, const auto& wanted) {
+    std::set<std::vector<int64_t>> out;
+    for (int64_t i = 0; i < batch.inputs.size(0); ++i) {
+      std::vector<int64_t> tokens = row(batch.inputs, i);
+      tokens.resize(
+          static_cast<size_t>(std::find(tokens.begin(), tokens.end(), '?') - tokens.begin()));
+      if (wanted(i)) out.insert(tokens);
+    }
+    return out;
+  };
+  const auto common = [](const auto& a, const auto& b) {
+    return std::count_if(a.begin(), a.end(), [&](const auto& one) { return b.contains(one); });
+  };
+  const Batch eval = task->eval_batch(0, count);
+  const auto all = [](int64_t) { return true; };
+  EXPECT_EQ(common(questions(task->train_batch(0, 150 - count), all), questions(eval, all)), 0);
+  const auto validation = questions(eval, [](int64_t i) { return !is_test(i); });
+  const auto test = questions(eval, [](int64_t i) { return is_test(i); });
+  EXPECT_GT(validation.size(), 5u);
+  EXPECT_GT(test.size(), 5u);
+  EXPECT_EQ(common(validation, test), 0);
+}
+
+TEST(Jsonl, PaddingHasNoLength) {
+  const TempFolder folder;
+  const auto task = task_of(config_of(folder, sums(), "length = 8"));
+  const Batch batch = task->train_batch(0, 20);
+  ASSERT_TRUE(batch.lengths.defined());
+  const at::Tensor last = batch.targets.ne(kIgnore).to(at::kLong).mul(at::arange(8)).amax(1);
+  EXPECT_TRUE(at::equal(batch.lengths, last + 1));
+  EXPECT_FALSE(task_of("type = 'copy'\ncount = 3")->train_batch(0, 4).lengths.defined());
+}
+
 TEST(Jsonl, AGuessKnowsTheMostFrequentToken) {
   const TempFolder folder;
   const auto task = task_of(config_of(folder, "{\"text\": \"xaabaa\"}\n{\"text\": \"yaabaa\"}\n",

@@ -4,7 +4,10 @@ import json
 import shutil
 
 import pytest
+import torch
 from cli_support import BINARY, MODEL, headloom, make_place, refused
+
+from headloom import load
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -42,7 +45,14 @@ def test_every_kind_of_model_from_training_to_evaluation(place, tmp_path, name):
     described = json.loads(headloom("describe", f"{name}.toml", "--json", cwd=place).stdout)
     assert sum(part["parameters"] for part in described["parts"]) == described["parameters"] > 0
     safetensors = pytest.importorskip("safetensors.numpy")
-    logits = safetensors.load_file(tmp_path / "l.safetensors")["logits"]
+    written = safetensors.load_file(tmp_path / "l.safetensors")
+    logits = written["logits"]
+    # All that the model was given.
+    model = load(run)
+    given = {key: torch.from_numpy(written[key]) for key in ("lengths", "documents", "segments", "source", "source_lengths") if key in written}
+    with torch.no_grad():
+        again = model(torch.from_numpy(written["images" if name == "images" else "tokens"]), **given)
+    torch.testing.assert_close(again, torch.from_numpy(logits))
     assert logits.shape[0] == 4 and logits.ndim == (2 if name in ("label", "pairs", "images") else 3)
     if name != "sequence":
         assert "which writes nothing" in refused("generate", run, "--prompt", "a", cwd=place)

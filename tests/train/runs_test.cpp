@@ -232,6 +232,60 @@ TEST(From, BeginsAgainWithTheSameWeightsWhereItHasNoCheckpoint) {
   EXPECT_FALSE(read_origin(run));
 }
 
+TEST(From, WeightsAreKnownByHowTheyWereTrained) {
+  const TempFolder folder;
+  const std::string source = folder.path("source"), other = folder.path("other");
+  const Node ten = tiny_run(str(kTen, "schedule = 'constant'"));
+  int runs = 0;
+  const auto begun = [&](const std::string& from, const char* step) {
+    const std::string tuned = folder.path(str("tuned", runs++));
+    train_quietly(tiny_run("steps = 1\nwarmup = 0"),
+                  {.folder = tuned, .from = from, .from_checkpoint = step});
+    return *read_origin(tuned);
+  };
+  train_quietly(ten, {.folder = source});
+  const Origin first = begun(source, "10"), early = begun(source, "5");
+  // What comes later is no part of it, nor is the seed.
+  train_quietly(with(ten, {"train.steps=15", "train.lr=1e-3"}), {.folder = source, .resume = true});
+  const Origin again = begun(source, "10"), later = begun(source, "15");
+  train_quietly(with(ten, {"train.seed=7"}), {.folder = other});
+  const Origin sister = begun(other, "10");
+  EXPECT_EQ(again.identity, first.identity);
+  EXPECT_EQ(again.weights, first.weights);
+  EXPECT_EQ(sister.identity, first.identity);
+  EXPECT_NE(sister.weights, first.weights);
+  EXPECT_NE(early.identity, first.identity);
+  EXPECT_NE(later.identity, first.identity);
+  // A run that was longer from the start is the same at its step 10.
+  const std::string longer = folder.path("longer");
+  train_quietly(with(ten, {"train.steps=15"}), {.folder = longer});
+  EXPECT_EQ(begun(longer, "10").identity, first.identity);
+  train_quietly(with(ten, {"train.seed=7", "train.steps=15"}), {.folder = other, .resume = true});
+  EXPECT_EQ(begun(other, "15").identity, begun(longer, "15").identity);
+}
+
+TEST(From, RefusesOtherWeightsInTheSamePlace) {
+  const TempFolder folder;
+  const std::string source = folder.path("source"), run = folder.path("run");
+  train_quietly(tiny_run(kTen), {.folder = source});
+  train_quietly(tiny_run("steps = 1"), {.folder = run, .from = source, .from_checkpoint = "5"});
+  fs::remove_all(run + "/checkpoints");
+  const Node config = read_toml(run + "/config.toml");
+  const auto refused = [&] {
+    return message_of<UsageError>([&] { train_quietly(config, {.folder = run, .resume = true}); });
+  };
+  fs::remove_all(source);
+  train_quietly(with(tiny_run(kTen), {"train.seed=9"}), {.folder = source});
+  EXPECT_TRUE(contains(refused(), "but those have been replaced by others; begin a new run."));
+  fs::remove_all(source + "/checkpoints/step-5");
+  EXPECT_TRUE(contains(refused(), "but those are not there any more; begin a new run."));
+  // Somebody's file of that name.
+  folder.write("mine/origin.json", "{}");
+  EXPECT_TRUE(contains(message_of<UsageError>(
+                           [&] { train_quietly(tiny_run(kTen), {.folder = folder.path("mine")}); }),
+                       "holds 'origin.json', which the run would write over"));
+}
+
 TEST(From, TakesTheModelThatTheWeightsAreOf) {
   const TempFolder folder;
   const std::string source = folder.path("source");

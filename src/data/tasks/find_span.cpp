@@ -46,8 +46,8 @@ class Entries final : public GeneratedTask {
   Accuracy accuracy() const override { return Accuracy::sequence; }
   std::vector<Floor> floors_of(const std::vector<int64_t>& judged) const override {
     std::vector<Floor> floors = GeneratedTask::floors_of(judged);
-    floors.push_back({"any letter and any number of its digits",
-                      1.0 / static_cast<double>(options_.count * options_.digits)});
+    // The digits of a letter end where the next one stands.
+    floors.push_back({"any letter and its digits", 1.0 / static_cast<double>(options_.count)});
     return floors;
   }
   std::string describe() const override {
@@ -110,7 +110,7 @@ class Questions final : public ExampleTask {
                lost_ > 0 ? str("; ", lost_, " whose answer is not whole within ", length(),
                                " tokens left out")
                          : "",
-               ".");
+               cut_text(cut_), cut_ > 0 ? " at the end of their context" : "", ".");
   }
 
  protected:
@@ -201,6 +201,7 @@ class Questions final : public ExampleTask {
                  .last = 0};
       std::tie(q.first, q.last) = place(text, words, tokens, begin, begin + answer.size(), encoder);
       if (q.first <= q.last && q.last < room(q.tokens)) {
+        cut_ += tokens.tokens.size() > room(q.tokens);
         questions_.push_back(std::move(q));
       } else {
         ++lost_;
@@ -231,7 +232,7 @@ class Questions final : public ExampleTask {
   std::string path_;
   std::vector<Context> contexts_;
   std::vector<Question> questions_;
-  int64_t lost_ = 0;
+  int64_t lost_ = 0, cut_ = 0;
 };
 
 struct FindSpanSpec final : ExampleSpec<FindSpanOptions> {

@@ -542,10 +542,9 @@ class HeadComposition final : public GeneratedTask {
       // The answer is the last but one, and is predicted from the token before it.
       if (i >= options_.shots) sample.targets.end()[-3] = words.end()[-2];
     }
-    const auto length = static_cast<size_t>(this->length());
-    // The last answer is a target only. Shorter rows leave padding after the last one.
-    sample.inputs.resize(length, 0);
-    sample.targets.resize(length, kIgnore);
+    // The last answer is a target only.
+    sample.inputs.resize(sample.inputs.size() - 2);
+    sample.targets.resize(sample.inputs.size());
     return sample;
   }
 

@@ -43,8 +43,12 @@ class JsonLines final : public ExampleTask {
     if (options.held_out_path) read(*options.held_out_path);
     std::vector<uint64_t> lots;
     for (const Example& example : examples_) {
+      // What is asked, whatever the answer: a question that is held out is not trained on.
+      const auto asked = example.tokens.end() - (labelled_ ? example.answer : 0);
       StableHash hash;
-      for (int64_t token : example.tokens) hash.add(static_cast<uint64_t>(token));
+      for (auto token = example.tokens.begin(); token != asked; ++token) {
+        hash.add(static_cast<uint64_t>(*token));
+      }
       lots.push_back(hash.value());
     }
     split_by_lot(lots, first_apart, options.held_out, path_, options.eval_sequences, seed);

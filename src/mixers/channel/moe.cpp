@@ -205,7 +205,7 @@ class Moe final : public ChannelMixer {
         of_all = summed.narrow(0, 0, options_.routed);
         processes = summed.narrow(0, options_.routed, 1);
       }
-      const Tensor choices = of_all.sum().clamp_min(1).to(at::kFloat);
+      const Tensor choices = of_all.sum().clamp_min(1).to(scores.scalar_type());
       const Tensor tokens = choices / static_cast<double>(options_.active) / processes;
       Tensor shares =
           options_.scores == "softmax" ? scores : scores / (scores.sum(1, true) + 1e-20);
