@@ -111,33 +111,35 @@ void ExampleTask::split(std::vector<size_t> train, std::vector<size_t> held_out,
   if (!train_.empty()) order_.emplace(seed, static_cast<int64_t>(train_.size()), 1);
 }
 
-// Test data that are also validation data would be what a setting was chosen by. Each lot goes to
-// one half, and the halves to the numbers that are theirs. Where every lot has one example, the
-// order stays as it is.
+// Test data that are also validation data would be what a setting was chosen by. So each lot goes
+// to one half, the largest first, and the halves go to the numbers that are theirs. Where every lot
+// has one example, the order stays as it is.
 void ExampleTask::keep_lots_in_halves(const std::vector<uint64_t>& lots) {
+  struct Lot {
+    int64_t first, size = 0;
+    bool test = false;
+  };
+  std::unordered_map<uint64_t, size_t> places;
+  std::vector<Lot> found;
+  for (int64_t i = 0; i < std::ssize(held_out_); ++i) {
+    const auto place = places.emplace(lots[held_out_[static_cast<size_t>(i)]], found.size()).first;
+    if (place->second == found.size()) found.push_back({.first = i});
+    ++found[place->second].size;
+  }
+  std::vector<Lot*> by_size;
+  for (Lot& lot : found) by_size.push_back(&lot);
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [](const Lot* a, const Lot* b) { return a->size > b->size; });
+  int64_t more = 0;  // validation data than test data
+  for (Lot* const lot : by_size) {
+    lot->test = more == 0 ? is_test(lot->first) : more > 0;
+    more += lot->test ? -lot->size : lot->size;
+  }
   std::array<std::vector<size_t>, 2> halves;  // validation, test
-  std::unordered_map<uint64_t, size_t> half_of, size_of;
-  for (size_t i = 0; i < held_out_.size(); ++i) {
-    const uint64_t lot = lots[held_out_[i]];
-    ++size_of[lot];
-    if (!half_of.contains(lot)) {
-      const int64_t more = std::ssize(halves[0]) - std::ssize(halves[1]);
-      const bool test = std::abs(more) > 1 ? more > 0 : is_test(static_cast<int64_t>(i));
-      half_of[lot] = test ? 1 : 0;
-    }
-    halves[half_of.at(lot)].push_back(held_out_[i]);
+  for (const size_t example : held_out_) {
+    halves[found[places.at(lots[example])].test ? 1 : 0].push_back(example);
   }
-  // Single examples make the halves equal, as far as there are any.
-  for (std::vector<size_t>* const larger : {&halves[0], &halves[1]}) {
-    std::vector<size_t>& smaller = larger == &halves[0] ? halves[1] : halves[0];
-    for (size_t i = larger->size(); i > 0 && larger->size() > smaller.size() + 1; --i) {
-      const size_t example = (*larger)[i - 1];
-      if (size_of.at(lots[example]) > 1) continue;
-      larger->erase(larger->begin() + static_cast<int64_t>(i - 1));
-      smaller.push_back(example);
-    }
-  }
-  // What one half still has more than the other comes last.
+  // What one half has more than the other comes last.
   std::array<size_t, 2> next = {0, 0};
   for (size_t i = 0; i < held_out_.size(); ++i) {
     size_t half = is_test(static_cast<int64_t>(i)) ? 1 : 0;

@@ -1,8 +1,10 @@
 // Lines of JSON: what is predicted, the split, and what is said of broken lines.
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "core/files.h"
+#include "data/random.h"
 #include "helpers.h"
 
 namespace headloom::data::jsonl_test {
@@ -87,6 +89,21 @@ TEST(Jsonl, AQuestionIsInOnePartAlone) {
   EXPECT_GT(validation.size(), 5u);
   EXPECT_GT(test.size(), 5u);
   EXPECT_EQ(common(validation, test), 0);
+}
+
+// Also by halves, as earlier runs were trained.
+TEST(Jsonl, WhatIsThereOnceIsShuffledAndNothingElse) {
+  const TempFolder folder;
+  std::string lines;
+  for (int i = 0; i < 41; ++i) {
+    lines += str("{\"text\": \"", static_cast<char>('0' + i), "\"}\n");
+  }
+  const auto task = task_of(config_of(folder, lines, "length = 8\nheld_out = 1.0"));
+  std::vector<int64_t> order(41);
+  std::iota(order.begin(), order.end(), int64_t{'0'});
+  Random random({0});
+  random.shuffle(order);
+  EXPECT_EQ(row(task->eval_batch(0, 41).inputs.transpose(0, 1), 0), order);
 }
 
 TEST(Jsonl, PaddingHasNoLength) {
