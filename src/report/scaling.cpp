@@ -15,10 +15,10 @@ namespace headloom::report {
 namespace {
 
 constexpr int kReplicates = 1000;
-constexpr int kReplicateGrid = 10;            // exponents tried first in each replicate
-constexpr double kExact = 1e-4;               // nats: an error of a fit that meets every mean
-constexpr size_t kGrid = 13;                  // points of a drawn fit
-constexpr double kNormalQuantile = 1.959964;  // of 97.5%
+constexpr int kReplicateGrid = 10;    // exponents tried first in each replicate
+constexpr double kExact = 1e-4;       // nats: an error of a fit that meets every mean
+constexpr size_t kGrid = 13;          // points of a drawn fit
+constexpr double kNormal = 1.959964;  // the normal distribution's quantile of 97.5%
 constexpr double kBeyond = std::numeric_limits<double>::infinity();
 
 bool can_be_fitted(const Run& run) {
@@ -168,6 +168,11 @@ std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const Co
       if (common.of.at(rung.task).size() < kSeedsForClaim) return out;
     }
   }
+  std::map<const TaskSummary*, double> wider;
+  for (const auto& [task, seeds] : common.of) {
+    const auto n = static_cast<double>(seeds.size());
+    if (n > 1) wider[task] = std::sqrt(n / (n - 1)) * student_t_quantile(0.975, n - 1) / kNormal;
+  }
   for (int r = 0; r < kReplicates; ++r) {
     std::map<const TaskSummary*, std::vector<int64_t>> drawn;
     for (const auto& [task, of_task] : common.of) {
@@ -189,9 +194,8 @@ std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const Co
             ++count;
           }
         }
-        const double n = count, mean = rung.loss();
-        const double wider = student_t_quantile(0.975, n - 1) / kNormalQuantile;
-        losses.push_back(mean + (sum / n - mean) * std::sqrt(n / (n - 1)) * wider);
+        const double mean = rung.loss();
+        losses.push_back(mean + (sum / count - mean) * wider.at(rung.task));
       }
       replicate.push_back(family.law.factors.empty() ? PowerLaw{}
                                                      : fit(family.rungs, losses, kReplicateGrid));

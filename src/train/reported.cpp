@@ -16,11 +16,7 @@
 #include "train/sweep.h"
 
 namespace headloom {
-namespace {
-
 namespace fs = std::filesystem;
-
-}  // namespace
 
 bool is_of_no_consequence(const std::string& key) {
   static const std::set<std::string> keys = {

@@ -86,15 +86,16 @@ class NamedTasks {
     std::string name;
     std::shared_ptr<data::Task> task;
     std::shared_ptr<data::TaskSpec> options;
-    std::map<int64_t, std::optional<StoredData>> data;  // by seed, as its runs store them
-    std::optional<std::string> stopping;                // of the first run
+    std::map<int64_t, StoredData> data;   // by seed, of data that are read
+    std::optional<std::string> stopping;  // of the first run
   };
 
   const Known& of(const RunPlace& place, RunConfig& config, report::Comparison& report) {
     Known& known = tasks_[key_of(place, config)];
+    const bool drawn = config.task->data_paths().empty();  // from a seed, not read
     if (known.task == nullptr) {
       known.task = built_for(config);
-      known.data[config.train.seed] = data_of(config, *known.task);
+      if (!drawn) known.data[config.train.seed] = *data_of(config, *known.task);
       known.options = config.task;
       const std::string wanted = place.task.empty() ? config.task->type() : place.task;
       known.name = unique(wanted, names_);
@@ -114,8 +115,8 @@ class NamedTasks {
         std::find_if(report.tasks.begin(), report.tasks.end(),
                      [&](const report::TaskInfo& task) { return task.name == known.name; });
     // Each seed has an order of its own.
-    if (!known.data.contains(config.train.seed)) {
-      known.data[config.train.seed] = data_of(config, *built_for(config));
+    if (!drawn && !known.data.contains(config.train.seed)) {
+      known.data[config.train.seed] = *data_of(config, *built_for(config));
     }
     const std::string stopping = stopping_text(config.train);
     if (!known.stopping) known.stopping = info->stopping = stopping;
@@ -125,7 +126,7 @@ class NamedTasks {
 
  private:
   static std::shared_ptr<data::Task> built_for(const RunConfig& config) {
-    const bool drawn = config.task->data_paths().empty();  // the seed says from what
+    const bool drawn = config.task->data_paths().empty();
     return config.task->build(drawn ? 0 : static_cast<uint64_t>(config.train.seed));
   }
 
@@ -220,8 +221,10 @@ RunConfig config_with_data(const std::string& folder) {
 // Refuses a run whose data have changed since it was trained: the bytes of a token, the sizes of
 // the data and the floors of a report would be those of other data.
 void check_data(const std::string& folder, RunConfig& config, const NamedTasks::Known& task) {
-  const std::string changed = changed_data(
-      folder, config, *task.task, CheckpointStore(folder).data(), task.data.at(config.train.seed));
+  const auto now = task.data.find(config.train.seed);
+  if (now == task.data.end()) return;
+  const std::string changed =
+      changed_data(folder, config, *task.task, CheckpointStore(folder).data(), now->second);
   if (!changed.empty()) {
     usage_error(changed, "; a report needs the data of its runs: restore them.");
   }
