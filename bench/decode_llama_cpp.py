@@ -26,11 +26,15 @@ import time
 import urllib.request
 from pathlib import Path
 
-import gguf
-import llama_cpp
 import numpy as np
 import torch
-from safetensors.torch import save_file
+
+try:
+    import gguf
+    import llama_cpp
+    from safetensors.torch import save_file
+except ImportError as error:
+    sys.exit(f"{sys.argv[0]} needs llama.cpp: pip install llama-cpp-python gguf safetensors ({error}).")
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, DEPTH, HEADS, HIDDEN, VOCABULARY = 768, 12, 12, 2048, 32000

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
-import triton
-from gpu_resources import MIXES, CudaLaunch, aft_call, compiled, gated_norm_call, launches, recorded, shape
+from gpu_resources import MIXES, CudaLaunch, aft_call, compiled, gated_norm_call, launches, recorded, shape, triton
 
 from headloom.gpu import aft, gated_norm
 from headloom.gpu import mixes as cuda

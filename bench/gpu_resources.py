@@ -20,10 +20,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import create_function_from_signature
+
+try:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import create_function_from_signature
+except ImportError as error:
+    sys.exit(f"{sys.argv[0]} needs Triton: pip install 'triton>=3.6' ({error}).")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import headloom  # noqa: E402, F401: loads the operators
