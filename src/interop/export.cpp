@@ -69,7 +69,9 @@ Node canonical(ModelConfig config) {
     if (given.text("type") == "mamba" && !given.has("dt_rank")) {
       mixer.set("dt_rank", Value((config.width + 15) / 16));
     }
-    if (config.max_length && given.integer("window", 0) >= *config.max_length) {
+    // Mistral's files name a window where there is none: a huge one.
+    constexpr int64_t kNone = int64_t{1} << 30;
+    if (given.integer("window", 0) >= config.max_length.value_or(kNone)) {
       std::erase_if(mixer.table(), [](const auto& entry) { return entry.first == "window"; });
     }
     Node& channel = *layer.find("channel");

@@ -31,7 +31,15 @@ data::Batch own_positions(const data::Batch& batch, const ContextParallel& among
                 ", but the task keeps documents apart within a sequence, expected "
                 "task.separate_documents = false.");
   }
-  return {.inputs = among.rows_of(batch.inputs), .targets = among.rows_of(batch.targets)};
+  data::Batch own{.inputs = among.rows_of(batch.inputs), .targets = among.rows_of(batch.targets)};
+  if (batch.lengths.defined()) {
+    const int64_t rows = own.inputs.size(1);
+    const auto in_chunk = [&](int64_t chunk) {
+      return (batch.lengths - chunk * rows).clamp(0, rows);
+    };
+    own.lengths = at::cat({in_chunk(among.early_chunk()), in_chunk(among.late_chunk())});
+  }
+  return own;
 }
 
 namespace {
