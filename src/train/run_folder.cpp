@@ -232,9 +232,11 @@ std::string keep_config(const std::string& folder, int64_t step) {
   return kept;
 }
 
-void forget_configs_after(const std::string& folder, int64_t step) {
+bool forget_configs_after(const std::string& folder, int64_t step) {
+  bool any = false;
   for (const EarlierConfig& earlier : earlier_configs(folder)) {
     if (earlier.until <= step) continue;
+    any = true;
     const std::string file = folder + "/" + earlier.file,
                       kept = folder + "/" + name_of_config(step);
     // The first of them is that of the steps just before `step`.
@@ -244,6 +246,7 @@ void forget_configs_after(const std::string& folder, int64_t step) {
       fs::rename(file, kept);
     }
   }
+  return any;
 }
 
 void write_run_config(const std::string& folder, RunConfig& config, const std::string& comments) {

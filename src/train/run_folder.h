@@ -69,8 +69,9 @@ std::vector<EarlierConfig> earlier_configs(const std::string& folder);
 // Keeps the present configuration as that of the steps before `step` and returns its file's name.
 // Where one is kept for these already, no step was made with the present one.
 std::string keep_config(const std::string& folder, int64_t step);
-// Lets those of steps after `step` go, from which the run goes on anew.
-void forget_configs_after(const std::string& folder, int64_t step);
+// Lets those of steps after `step` go, from which the run goes on anew. Returns whether there were
+// any.
+bool forget_configs_after(const std::string& folder, int64_t step);
 
 // Whether `key` says where the data are, as "task.paths" does. The same data may be moved.
 bool is_place_of_data(const std::string& key);

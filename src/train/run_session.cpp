@@ -183,8 +183,11 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
     usage_error(path, ": is not the configuration of a run; choose another folder with --out.");
   }
   forget_configs_after(folder, 0);
-  fs::remove(origin_path(folder));
-  if (origin) write_origin(folder, *origin);
+  if (origin) {
+    write_origin(folder, *origin);
+  } else {
+    fs::remove(origin_path(folder));
+  }
   write_run_config(folder, config_, comment);
   if (const std::string* file = config_.task->tokenizer_file()) keep_tokenizer(folder, *file);
   write_file(metrics, first_line_of_metrics(control_.group ? control_.group->size() : 1));
@@ -216,8 +219,12 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& t
   check_same_data(folder, control_.of_comparison, config_, task, state.data, data);
   state.data = data;
   store_.drop_after(from);
-  forget_configs_after(folder, from);
-  if (!changes.empty()) restate(changes, state.step);
+  const bool forgot = forget_configs_after(folder, from);
+  if (!changes.empty()) {
+    restate(changes, state.step);
+  } else if (forgot) {
+    write_run_config(folder, config_, config_comments(folder));
+  }
   return state;
 }
 
