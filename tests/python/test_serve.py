@@ -392,13 +392,11 @@ def test_bad_requests_harm_nobody(attention, recurrence):
 ENDLESS = {"prompt": "The", "max_tokens": 10**9, "temperature": 0}
 
 
-def exchanged(port, raw, pieces=False):
-    """What comes back for the bytes of a request, which may be sent one by one: the status, the head's lines, the body."""
+def exchanged(port, raw):
+    """What comes back for the bytes of a request: the status, the head's lines, the body."""
     with socket.create_connection(("127.0.0.1", port)) as s, s.makefile("rb") as answer:
         s.settimeout(30)
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for i in range(len(raw)) if pieces else [0]:
-            s.sendall(raw[i : i + 1] if pieces else raw)
+        s.sendall(raw)
         head, body = answer.read().split(b"\r\n\r\n", 1)
         first, *lines = head.decode().split("\r\n")
         return int(first.split()[1]), lines, body
