@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/text.h"
+#include "mixers/padding.h"
 #include "train/codec.h"
 
 namespace headloom::analysis {
@@ -186,7 +187,7 @@ Reading reading_of(const ModelInput& input, const std::string& place) {
   Reading out{.tokens = source ? input.source : input.tokens, .real = {}};
   const Tensor& lengths = source ? input.source_lengths : input.lengths;
   if (out.tokens.defined() && lengths.defined()) {
-    out.real = at::arange(out.tokens.size(1)).lt(lengths.unsqueeze(1));
+    out.real = real_positions(lengths, out.tokens.size(1));
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.h"
+#include "core/median.h"
 
 namespace headloom::bench {
 namespace {
@@ -15,11 +16,10 @@ double seconds_of(const std::function<void()>& f) {
 
 }  // namespace
 
-Spread spread_of(std::vector<double> values) {
+Spread spread_of(const std::vector<double>& values) {
   if (values.empty()) return {};
-  std::sort(values.begin(), values.end());
-  const double median = (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
-  return {.low = values.front(), .median = median, .high = values.back()};
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  return {.low = *low, .median = median(values), .high = *high};
 }
 
 Paired time_pairs(const std::function<void()>& a, const std::function<void()>& b, double seconds,

@@ -9,7 +9,7 @@ namespace headloom::bench {
 struct Spread {
   double low = 0, median = 0, high = 0;
 };
-Spread spread_of(std::vector<double> values);
+Spread spread_of(const std::vector<double>& values);
 
 struct Paired {
   Spread a, b;   // seconds

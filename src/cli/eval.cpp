@@ -52,7 +52,15 @@ void check_overrides(const std::vector<std::string>& overrides) {
 // Other data than the run's own are evaluated as a whole, unless --set says which part of them.
 void choose_part(RunConfig& run, RunConfig& changed, const std::vector<std::string>& overrides) {
   const auto names = names_of_data(changed);
-  if (names.empty() || names == names_of_data(run)) return;
+  if (names == names_of_data(run)) {
+    if (run.train.eval_split == "all") return;
+    std::fprintf(stderr,
+                 "headloom: --set and --context choose the sequences anew, so all held-out "
+                 "sequences are read; without them it is the %s half alone.\n",
+                 run.train.eval_split.c_str());
+    return;
+  }
+  if (names.empty()) return;
   Node given;
   for (const std::string& assignment : overrides) {
     if (assignment.starts_with("task=") || assignment.starts_with("task.held_out") ||
@@ -136,13 +144,6 @@ LoadedRun load_for_eval(const EvalArguments& a) {
     RunConfig changed = read_run_config(root);
     use_kept_tokenizer(a.model, changed);
     choose_part(loaded.config, changed, a.overrides);
-    const bool same = names_of_data(changed) == names_of_data(loaded.config);
-    if (same && loaded.config.train.eval_split != "all") {
-      std::fprintf(stderr,
-                   "headloom: the sequences are chosen anew, so all that are held out are read; "
-                   "without --set and --context it is the %s half alone.\n",
-                   loaded.config.train.eval_split.c_str());
-    }
     loaded.config.task = changed.task;
   }
   return loaded;

@@ -1,5 +1,6 @@
 #include "model/embeddings_and_heads.h"
 
+#include "mixers/padding.h"
 #include "model/row_gradients.h"
 #include "ops/linear/op.h"
 #include "ops/linear_cross_entropy/op.h"
@@ -198,8 +199,7 @@ Tensor LabelHead::pool(const Tensor& x, const Tensor& lengths, bool training) co
   if (config_.pool == "first") {
     y = x.select(1, 0);
   } else if (lengths.defined()) {
-    const Tensor place = at::arange(c10::Scalar(x.sym_size(1)), lengths.options());
-    const Tensor real = place.lt(lengths.unsqueeze(1));
+    const Tensor real = real_positions(lengths, x.sym_size(1));
     // Padding may hold anything, so it is left out rather than multiplied by 0.
     y = at::where(real.unsqueeze(-1), x, at::zeros({}, x.options())).sum(1) /
         lengths.clamp_min(1).unsqueeze(1).to(x.scalar_type());

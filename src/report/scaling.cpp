@@ -158,8 +158,9 @@ bool known(const Interval& interval) { return !std::isnan(interval.low); }
 using Replicate = std::vector<PowerLaw>;
 
 // Empty where a rung has too few seeds for a claim: draws of a few say too little of others. The
-// mean of n drawn ones varies less than that of n others, by the square root of (n - 1) / n, and as
-// a normal number where Student's t is right for n. It is moved away from the mean by as much.
+// mean of n drawn ones varies less than that of n others, by the square root of (n - 1) / n. It also
+// varies like a normal number, where n seeds ask for Student's t. Both factors widen its distance
+// from the mean of all.
 std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const CommonSeeds& common) {
   std::vector<Replicate> out;
   std::mt19937_64 random(1);

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/median.h"
 #include "report/answer.h"
 #include "report/format.h"
 
@@ -373,8 +374,7 @@ Stat stat_of(const std::vector<double>& values) {
   stat.count = static_cast<int>(finite.size());
   if (finite.empty()) return stat;
   std::sort(finite.begin(), finite.end());
-  const size_t half = finite.size() / 2;
-  stat.median = finite.size() % 2 ? finite[half] : 0.5 * (finite[half - 1] + finite[half]);
+  stat.median = median(finite);
   stat.mean = std::accumulate(finite.begin(), finite.end(), 0.0) / stat.count;
   stat.low = finite.front();
   stat.high = finite.back();

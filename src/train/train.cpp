@@ -12,6 +12,7 @@
 
 #include "core/clock.h"
 #include "core/files.h"
+#include "core/median.h"
 #include "core/memory.h"
 #include "core/problem.h"
 #include "core/text.h"
@@ -37,14 +38,6 @@
 
 namespace headloom {
 namespace {
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*std::max_element(values.begin(), middle) + *middle) / 2;
-}
 
 // Of counts [experts].
 std::vector<double> shares_of(const Tensor& counts) {

@@ -317,6 +317,17 @@ TEST(States, SumsOfNothingHoldNothing) {
   }
 }
 
+// Every number of two tables is the same.
+void expect_same(const Table& found, const Table& expected) {
+  ASSERT_EQ(found.rows.size(), expected.rows.size());
+  for (size_t row = 0; row < expected.rows.size(); ++row) {
+    for (const std::string& column : expected.columns) {
+      if (column == "layer" || column == "mixer") continue;
+      EXPECT_NEAR(number(found, row, column), number(expected, row, column), 1e-9) << column;
+    }
+  }
+}
+
 // What comes after the end of a sequence changes no number.
 TEST(Padding, DoesNotCount) {
   const auto model =
@@ -327,15 +338,8 @@ TEST(Padding, DoesNotCount) {
   Subject padded = reading(model, tokens);
   padded.input.lengths = at::full({2}, 12, at::kLong);
   for (const char* what : {"sparsity", "diversity"}) {
-    const Table expected = run(what, whole).tables[0], found = run(what, padded).tables[0];
-    ASSERT_EQ(found.rows.size(), expected.rows.size()) << what;
-    for (size_t row = 0; row < expected.rows.size(); ++row) {
-      for (const std::string& column : expected.columns) {
-        if (column == "layer" || column == "mixer") continue;
-        EXPECT_NEAR(number(found, row, column), number(expected, row, column), 1e-9)
-            << what << " " << column;
-      }
-    }
+    SCOPED_TRACE(what);
+    expect_same(run(what, padded).tables[0], run(what, whole).tables[0]);
   }
   const Table expected = run("memory", whole).tables[0], found = run("memory", padded).tables[0];
   for (size_t row = 0; row < expected.rows.size(); ++row) {
@@ -352,18 +356,12 @@ TEST(Padding, DoesNotCountInCompositionAndRank) {
   const Subject whole = reading(model, tokens.narrow(1, 0, 8));
   Subject padded = reading(model, tokens);
   padded.input.lengths = at::full({2}, 8, at::kLong);
-  const auto expect_same = [](const Table& found, size_t row, const Table& expected, size_t other) {
-    for (const std::string& column : expected.columns) {
-      if (column == "layer" || column == "mixer" || column == "length") continue;
-      EXPECT_NEAR(number(found, row, column), number(expected, other, column), 1e-9) << column;
-    }
-  };
-  const Table maps = run("maps", whole).tables[0], padded_maps = run("maps", padded).tables[0];
-  for (size_t layer = 0; layer < 2; ++layer) expect_same(padded_maps, layer, maps, layer);
-  const Table rank = run("rank", whole).tables[0], padded_rank = run("rank", padded).tables[0];
-  // At lengths 4 and 8: no text is as long as the padded ones.
-  ASSERT_EQ(padded_rank.rows.size(), 4u);
-  for (size_t row = 0; row < 4; ++row) expect_same(padded_rank, row, rank, row);
+  for (const char* what : {"maps", "rank"}) {
+    SCOPED_TRACE(what);
+    expect_same(run(what, padded).tables[0], run(what, whole).tables[0]);
+  }
+  // At lengths 4 and 8 of two layers: no text is as long as the padded ones.
+  EXPECT_EQ(run("rank", padded).tables[0].rows.size(), 4u);
 }
 
 // Linformer records weights on the positions of the padding, which its keys do not hold. Its rank
@@ -378,14 +376,8 @@ TEST(Padding, DoesNotCountInProjectedKeys) {
     Subject padded = reading(model, tokens);
     padded.input.lengths = at::full({2}, 9, at::kLong);
     for (const char* what : {"sparsity", "diversity"}) {
-      const Table expected = run(what, whole).tables[0], found = run(what, padded).tables[0];
-      for (size_t row = 0; row < expected.rows.size(); ++row) {
-        for (const std::string& column : expected.columns) {
-          if (column == "layer" || column == "mixer") continue;
-          EXPECT_NEAR(number(found, row, column), number(expected, row, column), 1e-9)
-              << what << " " << column << ", rank " << rank;
-        }
-      }
+      SCOPED_TRACE(str(what, ", rank ", rank));
+      expect_same(run(what, padded).tables[0], run(what, whole).tables[0]);
     }
     EXPECT_EQ(number(run("sparsity", padded).tables[0], 0, "visible keys"), 9);
   }

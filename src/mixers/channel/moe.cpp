@@ -15,6 +15,7 @@
 
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/padding.h"
 #include "mixers/recording.h"
 #include "ops/moe/op.h"
 #include "ops/positionwise/op.h"
@@ -175,18 +176,14 @@ class Moe final : public ChannelMixer {
     return std::get<1>(scores.topk(options_.active, -1));
   }
 
-  // [B T], which positions of x are no padding; undefined: all.
-  static Tensor real_positions(const Tensor& x, const MixerContext& context) {
-    if (!context.lengths.defined()) return {};
-    const Tensor place = at::arange(c10::Scalar(x.sym_size(1)), context.lengths.options());
-    return place.lt(context.lengths.unsqueeze(1)).flatten();
-  }
-
   // Adds the balance loss and the load. Padding is no token that experts could be balanced by.
   void observe(const Tensor& x, const Tensor& scores, const Tensor& choice,
                const MixerContext& context) const {
     AuxiliaryOutputs& auxiliary = *context.auxiliary;
-    const Tensor real = real_positions(x, context);
+    Tensor real;  // [B T]; undefined: all
+    if (context.lengths.defined()) {
+      real = real_positions(context.lengths, x.sym_size(1)).flatten();
+    }
     const Tensor once =
         real.defined() ? real.to(at::kLong).unsqueeze(1).expand_as(choice) : at::ones_like(choice);
     // bincount() would give a compiler a size that it cannot know.

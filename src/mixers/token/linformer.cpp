@@ -8,6 +8,7 @@
 // none (each head its own), headwise (all heads of a layer), kv (E = F besides), layerwise (one E
 // for all heads, keys, values and layers).
 #include "core/sizes.h"
+#include "mixers/padding.h"
 #include "mixers/recording.h"
 #include "mixers/token/attention_maps.h"
 
@@ -87,8 +88,7 @@ class Linformer final : public TokenMixer {
       k = rotary_->apply(k);
     }
     if (context.lengths.defined()) {
-      const Tensor place = at::arange(c10::Scalar(length), context.lengths.options());
-      const Tensor real = place.lt(context.lengths.unsqueeze(1));
+      const Tensor real = real_positions(context.lengths, length);
       // Padding may hold anything, so it is replaced rather than multiplied by 0.
       const auto kept = [&](const Tensor& t) {
         return at::where(real.unsqueeze(-1).unsqueeze(-1), t, at::zeros({}, t.options()));

@@ -26,6 +26,7 @@
 
 #include "core/sizes.h"
 #include "mixers/mixer.h"
+#include "mixers/padding.h"
 #include "mixers/recording.h"
 #include "mixers/token/value_maps.h"
 #include "ops/documents.h"
@@ -133,9 +134,7 @@ class Performer final : public TokenMixer {
     const Heads h = project(x, {}, context.documents);
     Tensor real;  // [B, T, 1, 1]
     if (!causal_ && context.lengths.defined()) {
-      const Tensor place = at::arange(c10::Scalar(x.sym_size(1)), context.lengths.options());
-      real = place.lt(context.lengths.unsqueeze(1));
-      real = real.unsqueeze(-1).unsqueeze(-1);
+      real = real_positions(context.lengths, x.sym_size(1)).unsqueeze(-1).unsqueeze(-1);
     }
     const Mapped f = mapped(h, real);
     const auto averages = [&](const Tensor& v) {

@@ -9,6 +9,7 @@
 // g_r = g_s = 1 at the start. The maps are not held: the softmax term is the operator's, the
 // identity's is v, the last a running mean of v.
 #include "core/sizes.h"
+#include "mixers/padding.h"
 #include "mixers/recording.h"
 #include "mixers/token/attend.h"
 #include "mixers/token/attention_maps.h"
@@ -159,7 +160,7 @@ class Shaped final : public TokenMixer {
     // A causal position sees no padding; without causality its values count as 0.
     const bool padded = context.lengths.defined() && !shape_.causal;
     if (padded) {
-      const Tensor real = place.lt(context.lengths.unsqueeze(1)).unsqueeze(-1).unsqueeze(-1);
+      const Tensor real = real_positions(context.lengths, length).unsqueeze(-1).unsqueeze(-1);
       values = at::where(real, values, at::zeros({}, values.options()));
     }
     if (!context.documents.defined()) {
