@@ -3,7 +3,8 @@
     python examples/cache_budgets.py runs/text/mha/seed-1 runs/text/mha/seed-2 ...
 
 The runs are one model with several seeds, trained on text of one length. Each is read token by token, as decoding does. A row
-says how much the loss grows over that of the whole cache: the mean over seeds, and the smallest and the largest.
+says how much the loss grows over that of the whole cache: the mean over seeds, and the smallest and the largest. `sinks` always keeps
+the first four positions, so it has a row only where it keeps more.
 """
 
 import json
@@ -37,6 +38,8 @@ def main(runs):
     for share in SHARES:
         kept = contexts[0] // share
         for policy in POLICIES:
+            if kept <= (4 if policy == "sinks" else 0):
+                continue
             grown = [loss(run, f"{policy}:{kept}")[0] - full for run, full in zip(runs, whole)]
             print(f"1/{share:<3} {policy + ':' + str(kept):12} grows by {shown(grown)}", flush=True)
 

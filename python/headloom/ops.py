@@ -2,7 +2,8 @@
 
 Legend: B batch, T or L length, S keys, C channels, H heads, D the size of a head's query and key, E of its value.
 
-All have autograd and fake kernels, so ``torch.compile``, autocast and ``gradcheck`` work on them. ``backend`` is None for the fastest
+All have autograd and fake kernels, so ``torch.compile``, autocast and ``gradcheck`` work on them (but not through the exponents in the
+states of ``wkv`` and ``aft``, which are constants to gradients). ``backend`` is None for the fastest
 implementation that can run the case, ``"fused"`` (CPU kernels for float32 and bfloat16) or ``"reference"`` (plain ATen, any
 floating type, gradients of any order) to force one. All raise ``ValueError`` or ``TypeError`` naming the argument that does not fit,
 and ``NotImplementedError`` where the forced backend cannot run. The reference of attention in which nothing is composed is
@@ -202,7 +203,8 @@ def aft(
         offset: position of the first in its document, for the w of local and full.
 
     Returns:
-        The output ``[B, T, C]`` of q's type, and the state after the last position, ``[B, 0, C]`` where a form has none.
+        The output ``[B, T, C]`` of q's type, and the state after the last position, ``[B, 0, C]`` where a form has none. The
+        exponents in it, its channels' third row, are constants to gradients.
     """
     found: Tuple[Tensor, Tensor] = call(
         "aft", q, k, v, form, bias, causal, lengths, documents, state, offset, backend

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "core/clock.h"
@@ -78,13 +80,26 @@ Part part_of(std::string_view name) {
 
 double bytes_of(const c10::IValue& value) {
   if (value.isTensor() && value.toTensor().defined()) {
-    return static_cast<double>(value.toTensor().numel() * value.toTensor().element_size());
+    const at::Tensor& t = value.toTensor();
+    if (t.is_sparse()) return bytes_of(t._values()) + bytes_of(t._indices());
+    return static_cast<double>(t.numel() * t.element_size());
   }
   double sum = 0;
   if (value.isTensorList()) {
     for (const at::Tensor& t : value.toTensorVector()) sum += bytes_of(t);
   }
   return sum;
+}
+
+// The most bytes that an operator moves of one tensor: of an embedding's table only the rows that
+// are asked for, as many as the values.
+double most_of_a_tensor(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
+  if (name == "aten::embedding") {
+    const at::Tensor& table = inputs[0].toTensor();
+    return static_cast<double>(inputs[1].toTensor().numel() * table.size(1) * table.element_size());
+  }
+  if (name.starts_with("aten::index_add")) return bytes_of(inputs[3]);
+  return std::numeric_limits<double>::infinity();
 }
 
 struct Frame : at::ObserverContext {
@@ -121,13 +136,16 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
     double& bytes = g_recording->parts[frame->part].bytes;
     const auto inputs = function.inputs();
     const auto schema = function.operator_schema();
+    const double most = most_of_a_tensor(function.name(), inputs);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      bytes += bytes_of(inputs[i]);
-      // What it changes in place it writes too.
-      const bool written = schema && i < schema->arguments().size() &&
-                           schema->arguments()[i].alias_info() != nullptr &&
-                           schema->arguments()[i].alias_info()->isWrite();
-      if (written) bytes += bytes_of(inputs[i]);
+      const double given = std::min(bytes_of(inputs[i]), most);
+      bytes += given;
+      if (!schema || i >= schema->arguments().size()) continue;
+      // What it changes in place it writes too. An optimiser changes its gradients only where they
+      // were scaled, which they are not here.
+      const c10::Argument& argument = schema->arguments()[i];
+      const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+      if (written && argument.name() != "grads") bytes += given;
     }
   }
   g_recording->open = frame.get();

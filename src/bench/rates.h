@@ -12,9 +12,9 @@ struct Rates {
   double flops, bytes, exponentials;
 };
 
-// The fastest code there is for each: the best route of products, reading or copying memory, and
-// ATen's exponential or that of the kernels. The best of a few runs, because a rate is a bound, and
-// whatever else ran only lowers it. `type`: of the products.
+// The fastest code there is for each: the best route of products; memory that is read, copied or
+// changed in place; and ATen's exponential or that of the kernels. The best of a few runs, because
+// a rate is a bound, and whatever else ran only lowers it. `type`: of the products.
 Rates measure_rates(at::ScalarType type);
 
 // The way to read x that takes the least time, and that time; x as read_all() wants it, and too

@@ -166,12 +166,28 @@ void say_what_is_forgotten(const Pieces& pieces, const data::Task& task) {
                counted(task.length(), "token").c_str());
 }
 
+// Runs `read`. Where sequences are read in pieces and cannot be, the message names the option that
+// asks for it.
+template <typename Read>
+auto naming_the_option(const EvalArguments& a, const std::optional<Pieces>& pieces, Read read) {
+  try {
+    return read();
+  } catch (const UsageError& error) {
+    if (!pieces) throw;
+    const std::string option = a.context > 0            ? str("--context ", a.context)
+                               : a.piece > 0            ? str("--piece ", a.piece)
+                               : !a.cache.dtype.empty() ? "--cache-dtype " + a.cache.dtype
+                                                        : "--cache " + a.cache.text();
+    usage_error(option, ": ", error.what());
+  }
+}
+
 // Inputs and logits of the first sequences that are evaluated, to the file of --logits.
 void write_logits(const EvalArguments& a, Model& model, const data::Task& task, Split split,
-                  int64_t batch, at::Device device) {
+                  int64_t batch, const std::optional<Pieces>& pieces) {
   at::NoGradGuard no_grad;
   const int64_t count = std::min(batch, sequences_in(task, split));
-  const data::Batch first = split_batch(task, split, 0, count);
+  const data::Batch first = to_device(split_batch(task, split, 0, count), device_of(model));
   NamedTensors tensors;
   for (const auto& [name, tensor] :
        {std::pair("tokens", first.inputs), std::pair("source", first.source),
@@ -179,7 +195,7 @@ void write_logits(const EvalArguments& a, Model& model, const data::Task& task, 
         std::pair("lengths", first.lengths), std::pair("documents", first.documents),
         std::pair("source_lengths", first.source_lengths), std::pair("context", first.context),
         std::pair("targets", first.targets),
-        std::pair("logits", model.forward(model_input(to_device(first, device))))}) {
+        std::pair("logits", batch_logits(model, first, pieces))}) {
     if (tensor.defined()) tensors.emplace_back(name, tensor);
   }
   write_safetensors(a.logits, tensors);
@@ -193,7 +209,8 @@ struct EvalResult {
   std::shared_ptr<data::Task> task;
   std::optional<Pieces> pieces;
   Evaluation e;
-  // The loss without --dtype, --quantize and --cache-dtype, where one of them is given.
+  // The loss without --dtype, --quantize and --cache-dtype, where one of them is given; with
+  // --cache.
   std::optional<double> trained_loss;
 
   double bits_per_byte() const {  // NaN: not of text
@@ -229,7 +246,9 @@ EvalResult evaluated(const EvalArguments& a) {
   const int64_t sequences = a.sequences > 0 ? a.sequences : task->eval_sequences();
   const auto read_by = [&](const std::optional<Pieces>& how) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
-    const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, how, split_named(split));
+    const Evaluation e = naming_the_option(a, how, [&] {
+      return evaluate(*loaded.model, *task, sequences, batch, how, split_named(split));
+    });
     check_finite(a, loaded, e);
     return e;
   };
@@ -244,7 +263,7 @@ EvalResult evaluated(const EvalArguments& a) {
   if (pieces) say_what_is_forgotten(*pieces, *task);
   if (!a.logits.empty()) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
-    write_logits(a, *loaded.model, *task, split_named(split), batch, device);
+    write_logits(a, *loaded.model, *task, split_named(split), batch, pieces);
   }
   return {.step = loaded.step,
           .dtype = loaded.config.train.dtype,
@@ -311,8 +330,9 @@ void print_eval(const EvalArguments& a, const EvalResult& result) {
   }
   std::printf("loss        %s nats a target", formatted("%.4f", e.loss).c_str());
   if (result.trained_loss) {
-    std::printf("%s; %s as trained, so %s", how_it_was_read(a).c_str(),
+    std::printf("%s; %s as trained%s, so %s", how_it_was_read(a).c_str(),
                 formatted("%.4f", *result.trained_loss).c_str(),
+                a.cache.evicts() ? ", but with this cache" : "",
                 formatted("%+.4f", e.loss - *result.trained_loss).c_str());
   }
   std::printf("\n");
@@ -350,15 +370,14 @@ Command eval_command() {
         add_device_option(app, a->device);
         app.add_option("--sequences", a->sequences, "held-out sequences to read; all by default")
             ->check(whole_number(1));
-        auto* logits = app.add_option(
-            "--logits", a->logits,
-            "also write inputs and logits of the first batch to this file, *.safetensors");
-        logits->check(ends_in(".safetensors"));
+        app.add_option(
+               "--logits", a->logits,
+               "also write inputs and logits of the first batch to this file, *.safetensors")
+            ->check(ends_in(".safetensors"));
         add_precision_options(app, a->precision, "; also prints what it costs");
         app.add_option("--context", a->context,
                        "read sequences of this length piece by piece, with a decoding state")
-            ->check(whole_number(1))
-            ->excludes(logits);
+            ->check(whole_number(1));
         app.add_option("--piece", a->piece,
                        "read sequences in pieces of so many tokens with a decoding state; 512 with "
                        "--context or --cache-dtype, 1 with a --cache that forgets, which it does "

@@ -170,6 +170,12 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   if (streaming) line.end();
   // Not in the middle of the text that is shown as it is written.
   if (given <= most && made > 0 && given + made - 1 > most) outgrown();
+  if (codec.end() && made == options.tokens && made < a.tokens && running()) {
+    std::fprintf(stderr,
+                 "headloom: the answer has not ended after %s, which is the length that the model "
+                 "was built for (max_length): it stops there.\n",
+                 counted(made, "token").c_str());
+  }
   return timing;
 }
 

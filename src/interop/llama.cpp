@@ -64,6 +64,13 @@ Rules llama_and_mistral_rules(const Settings& c) {
 }
 
 Node llama_config(const Settings& m) {
+  // transformers refuses such a LLaMA although its head_dim would do. It has no such rule for
+  // others.
+  const int64_t width = m.integer("width"), heads = m.integer("layer.0.mixer.heads", 1);
+  if (width % heads != 0) {
+    usage_error("model.width is ", width, " and model.layer.0.mixer.heads is ", heads,
+                ", expected a width that is a multiple of the heads.");
+  }
   Node out = llama_shell_config(m);
   out.set("attention_bias", Value(m.flag("bias")));
   out.set("mlp_bias", Value(m.flag("bias")));

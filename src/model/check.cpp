@@ -27,9 +27,16 @@ void check_presence(const Model& model, const ModelInput& in) {
   takes("source_lengths", in.source_lengths, both);
 }
 
+void check_dense(const Model& model, const char* name, const Tensor& t) {
+  if (t.layout() == at::kStrided) return;
+  usage_error(model.what(), ": ", name, " has the layout ", t.layout(),
+              ", expected a dense tensor, as to_dense() makes it.");
+}
+
 }  // namespace
 
 void check_tokens(const Model& model, const char* name, const Tensor& tokens) {
+  check_dense(model, name, tokens);
   if (tokens.dim() != 2 || !at::isIntegralType(tokens.scalar_type(), /*includeBool=*/false)) {
     usage_error(model.what(), ": ", name, " has shape ", tokens.sym_sizes(), " and type ",
                 tokens.scalar_type(), ", expected integers [B, T].");
@@ -62,6 +69,7 @@ void check_input(const Model& model, const ModelInput& in) {
   check_presence(model, in);
   const ModelConfig& config = model.config();
   if (config.kind == "vit") {  // which checks the shape itself
+    check_dense(model, "images", in.images);
     if (!in.images.is_floating_point()) {
       usage_error(model.what(), ": images must be of a floating type; it is ",
                   in.images.scalar_type(), ".");

@@ -2,6 +2,7 @@
 // models.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 namespace headloom::report {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/median.h"
+#include "core/text.h"
 #include "report/answer.h"
 #include "report/format.h"
 

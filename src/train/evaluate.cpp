@@ -130,10 +130,10 @@ SequenceScores span_sequence_scores(const Tensor& scores, const data::Batch& dat
           .hit = best_spans(logits).eq(target).view_as(data.targets)};
 }
 
-// The decoder that reads `task` in pieces.
-Decoder& reader(Model& model, const data::Task& task) {
+// The decoder that reads sequences in pieces.
+Decoder& reader(Model& model) {
   auto* decoder = dynamic_cast<Decoder*>(&model);
-  if (decoder == nullptr || task.goal() != data::Goal::next_token) {
+  if (decoder == nullptr) {
     usage_error("a model of kind \"", model.config().kind,
                 "\" reads its input at once, expected a decoder where it is read in pieces.");
   }
@@ -145,10 +145,11 @@ Decoder& reader(Model& model, const data::Task& task) {
   return *decoder;
 }
 
-// sequence_scores() of sequences that the decoder reads piece by piece from an empty state. Raises
-// `state_bytes` to the largest state of a sequence.
-SequenceScores scores_in_pieces(Decoder& decoder, const data::Batch& data, const Pieces& pieces,
-                                int64_t& state_bytes) {
+// Reads sequences piece by piece from an empty state. Calls `use` with the hidden states of each
+// piece and a function that takes the piece's positions out of a tensor [B, T]. Returns the bytes
+// of the largest state of a sequence.
+template <typename Use>
+int64_t read_in_pieces(Decoder& decoder, const data::Batch& data, const Pieces& pieces, Use use) {
   if (data.documents.defined()) {
     usage_error(
         "the task keeps documents apart within a sequence, which a decoding state cannot, "
@@ -157,18 +158,28 @@ SequenceScores scores_in_pieces(Decoder& decoder, const data::Batch& data, const
   DecoderState state = decoder.initial_state(pieces.cache);
   const int64_t count = data.inputs.size(0), length = data.inputs.size(1);
   state.reserve(length);
-  SequenceScores out;
-  std::vector<Tensor> hits;
+  int64_t bytes = 0;
   for (int64_t at = 0; at < length; at += pieces.length) {
     const auto piece = [&](const Tensor& t) {
       return t.narrow(1, at, std::min(pieces.length, length - at));
     };
-    const Tensor hidden = decoder.extend(piece(data.inputs), state);
-    const SequenceScores part = sequence_scores(decoder, hidden, piece(data.targets));
-    out.loss = at == 0 ? part.loss : out.loss + part.loss;
-    hits.push_back(part.hit);
-    state_bytes = std::max(state_bytes, state.bytes() / count);
+    use(decoder.extend(piece(data.inputs), state), piece);
+    bytes = std::max(bytes, state.bytes() / count);
   }
+  return bytes;
+}
+
+// sequence_scores() of sequences that are read so. Raises `state_bytes` to the largest state.
+SequenceScores scores_in_pieces(Decoder& decoder, const data::Batch& data, const Pieces& pieces,
+                                int64_t& state_bytes) {
+  SequenceScores out;
+  std::vector<Tensor> hits;
+  const auto score = [&](const Tensor& hidden, const auto& piece) {
+    const SequenceScores part = sequence_scores(decoder, hidden, piece(data.targets));
+    out.loss = hits.empty() ? part.loss : out.loss + part.loss;
+    hits.push_back(part.hit);
+  };
+  state_bytes = std::max(state_bytes, read_in_pieces(decoder, data, pieces, score));
   out.hit = at::cat(hits, 1);
   return out;
 }
@@ -303,10 +314,20 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
   });
 }
 
+Tensor batch_logits(Model& model, const data::Batch& batch, const std::optional<Pieces>& pieces) {
+  if (!pieces) return model.forward(model_input(batch));
+  Decoder& decoder = reader(model);
+  std::vector<Tensor> logits;
+  read_in_pieces(decoder, batch, *pieces, [&](const Tensor& hidden, const auto&) {
+    logits.push_back(decoder.logits(hidden));
+  });
+  return at::cat(logits, 1);
+}
+
 Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int64_t batch,
                     const std::optional<Pieces>& pieces, Split split, Communicator* group) {
   at::NoGradGuard no_grad;
-  Decoder* const decoder = pieces ? &reader(model, task) : nullptr;
+  Decoder* const decoder = pieces ? &reader(model) : nullptr;
   const bool training = model.is_training();
   const at::Device device = device_of(model);
   check_split(task, split);

@@ -76,6 +76,10 @@ data::Batch own_positions(const data::Batch& batch, const ContextParallel& among
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr,
                      bool checkpoint = false);
 
+// The logits [B, ..., classes] of a batch that is where the model is. Throws UsageError where it
+// cannot be read in `pieces`.
+Tensor batch_logits(Model& model, const data::Batch& batch, const std::optional<Pieces>& pieces);
+
 // At most `sequences` held-out sequences of `split` in batches of `batch`; with `pieces` the loss
 // is the same to rounding unless the cache forgets. Leaves the model in its mode. Throws UsageError
 // where the model or the data cannot be read in pieces, and where the data cannot be split. The

@@ -186,6 +186,12 @@ TEST(TensorParallel, SaysWhatCannotBeShared) {
                   .starts_with("talking_heads cannot share out its heads"));
   EXPECT_TRUE(refusal("multi_token", "heads = 6\npost_mix = \"all\"", 2)
                   .starts_with("multi_token: post_mix is \"all\""));
+  EXPECT_EQ(
+      refusal("multi_token", "heads = 4\nconv_heads = 2", 4),
+      "multi_token: conv_heads is 2, but each of the 4 processes of train.tensor_parallel has "
+      "1 of the 4 heads, expected a divisor of 1.");
+  EXPECT_TRUE(refusal("multi_token", "heads = 4\nmix_heads = 4", 2)
+                  .starts_with("multi_token: mix_heads is 4, but each of the 2 processes"));
 }
 
 TEST(TensorParallel, CutsAndJoinsSegments) {

@@ -145,6 +145,26 @@ TEST(Moe, SaturatedUnitsStayFinite) {
   for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(close(got[i], expected[i], 1e-5)) << i;
 }
 
+// Whatever its numbers are: results, and gradients of all but its own weights.
+TEST(Moe, AnExpertThatNoTokenChoseGivesNothing) {
+  for (const char* backend : {"reference", "fused"}) {
+    const at::ScalarType type = std::string(backend) == "fused" ? at::kFloat : at::kDouble;
+    Problem p = make({.choice = "half"});  // expert 0 is empty
+    const auto expected = evaluate(p, backend, type);
+    ASSERT_FALSE(p.choice.eq(0).any().item<bool>());
+    p.up = p.up.clone();
+    p.down = p.down.clone();
+    p.up[0].fill_(1e200);
+    p.down[0].fill_(std::nan(""));
+    const auto got = evaluate(p, backend, type);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const bool weights = i == 2 || i == 3;  // [experts, ...]
+      const auto others = [&](const Tensor& t) { return weights ? t.slice(0, 1) : t; };
+      EXPECT_TRUE(others(got[i]).equal(others(expected[i]))) << backend << i;
+    }
+  }
+}
+
 TEST(Moe, IsTheSameOnAnyNumberOfThreads) {
   for (const Case& c : {Case{.name = "balanced", .tokens = 200},
                         Case{.name = "one gets all", .tokens = 200, .choice = "one"}}) {

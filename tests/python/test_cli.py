@@ -74,7 +74,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("generate run --dtype flaot32", "--dtype is 'flaot32', expected one of float32, bfloat16, float64; did you mean 'float32'?"),
         ("serve run --port 70000", "--port is 70000, expected at least 0 and at most 65535."),
         ("eval run --context 0", "--context is 0, expected at least 1."),
-        ("eval run --context 8 --logits x.safetensors", "eval: --logits and --context cannot be given together."),
+        ("list mha --json --markdown", "list: --json and --markdown cannot be given together."),
         ("describe a.toml --length -5", "--length is -5, expected at least 1 and at most 1073741824."),
         ("bench --seconds 0", "--seconds is 0, expected above 0."),
         ("bench wkv --only conv", "--only is 'conv', but no case or figure of wkv has that in its name."),
@@ -613,6 +613,14 @@ def test_eval_reads_long_contexts_in_pieces(place):
     assert "with pieces of 1 token the sequences of 1 token are one piece each" in done.stderr
     assert forgetful["state_bytes"] < pieces["state_bytes"] and forgetful["loss"] != pieces["loss"]
     assert "in pieces of 512" in headloom("eval", "runs/text", "--context", 96, cwd=place).stdout
+    # The logits are those that the loss is of.
+    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+    file = place / "pieces.safetensors"
+    for how in (["--cache", "window:2"], ["--cache-dtype", "int8"], ["--context", 24, "--piece", 7, "--cache", "tova:8"]):
+        result = evaluated(*how, "--sequences", 1, "--logits", file)
+        tensors = safetensors.load_file(file)
+        losses = torch.nn.functional.cross_entropy(tensors["logits"][:1].flatten(0, 1), tensors["targets"][:1].flatten())
+        assert losses.item() == pytest.approx(result["loss"], rel=1e-6), how
     assert "the cache policy is \"tova\"" in refused("eval", "runs/text", "--cache", "tova", cwd=place)
     assert "the cache policy is \"tova:0\"" in refused("generate", "runs/text", "--cache", "tova:0", cwd=place)
     # What --context cannot change is named as it was written.
@@ -666,6 +674,10 @@ def test_keys_and_values_in_int8(place):
     assert evaluated("--cache-dtype", "int8")["loss"] == pytest.approx(narrow["loss"], rel=1e-3)
     forgetful = evaluated("--piece", 1, "--cache", "tova:8", "--cache-dtype", "int8")
     assert forgetful["cache"] == "tova:8" and forgetful["state_bytes"] < narrow["state_bytes"]
+    # What the type costs, and not what the policy costs.
+    assert forgetful["trained_loss"] == evaluated("--cache", "tova:8")["loss"] != wide["loss"]
+    told = headloom("eval", "runs/text", "--cache", "tova:8", "--cache-dtype", "int8", cwd=place).stdout
+    assert f"{forgetful['trained_loss']:.4f} as trained, but with this cache, so " in told
     both = headloom("eval", "runs/text", "--quantize", "int4", "--cache-dtype", "int8", cwd=place).stdout
     assert "in int4, keys and values in int8; " in both
     alone = headloom("eval", "runs/text", "--cache-dtype", "int8", cwd=place).stdout

@@ -144,6 +144,20 @@ def test_models_without_a_longest_length(kind, tmp_path, known):
             torch.testing.assert_close(load(tmp_path / folder)(tokens), expected, atol=1e-5, rtol=0)
 
 
+def test_a_llama_whose_heads_do_not_divide_its_width_is_a_mistral(tmp_path):
+    """transformers refuses such a LLaMA, and takes such a Mistral."""
+    layer = {"mixer": {"type": "mha", "heads": 3, "head_dim": 8}, "channel": {"type": "swiglu", "hidden": 24}}
+    ours = new_model(width=20, depth=1, vocabulary=300, max_length=32, tied=False, layer=[layer]).eval()
+    ours.save(tmp_path / "run")
+    assert "(mistral, " in headloom("export", tmp_path / "run", "--out", tmp_path / "back")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    tokens = torch.randint(0, 300, (2, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, ours(tokens), atol=1e-5, rtol=0)
+    message = headloom("export", tmp_path / "run", "--out", tmp_path / "never", "--as", "llama", code=2)
+    assert "model.width is 20 and model.layer.0.mixer.heads is 3, expected a width that is a multiple of the heads." in message
+
+
 def test_the_nearest_family_of_a_model_without_a_longest_length(tmp_path):
     new_model("transformer++-tiny", width=32, depth=1, vocabulary=300, position={"type": "alibi"}).save(tmp_path / "run")
     message = headloom("export", tmp_path / "run", "--out", tmp_path / "never", code=2)

@@ -57,6 +57,9 @@ def test_every_kind_of_model_from_training_to_evaluation(place, tmp_path, name):
     if name != "sequence":
         assert "which writes nothing" in refused("generate", run, "--prompt", "a", cwd=place)
         return
+    for option in ("--cache window:2", "--cache-dtype int8", "--piece 2"):
+        message = refused("eval", run, *option.split(), cwd=place)
+        assert message.startswith(f'{option}: a model of kind "encoder_decoder" reads its input at once'), message
     answer = headloom("generate", run, "--prompt", "3 1 2", "--temperature", 0, cwd=place).stdout.split()
     assert len(answer) <= 5 and all(0 <= int(token) < 8 for token in answer)
     samples = headloom("generate", run, "--prompt", "3 1 2", "--samples", 2, "--cache", "tova:9", cwd=place).stdout

@@ -73,37 +73,45 @@ struct MultiTokenOptions {
 
 // Groups of heads that `choice` mixes.
 int64_t groups_of(const std::string& choice, const MultiTokenOptions& o) {
-  if (choice != "groups") return 1;
-  if (o.attention.heads % o.mix_heads != 0) {
-    usage_error("multi_token: mix_heads is ", o.mix_heads,
-                ", expected a divisor of heads = ", o.attention.heads, ".");
-  }
-  return o.attention.heads / o.mix_heads;
+  return choice == "groups" ? o.attention.heads / o.mix_heads : 1;
+}
+
+// Throws UsageError where the heads, or the `own` ones of a process, are no whole groups.
+void check_groups(const MultiTokenOptions& o, const LayerShape& shape, int64_t own) {
+  const auto check = [&](const char* name, int64_t together) {
+    const int64_t heads = o.attention.heads;
+    if (heads % together != 0) {
+      usage_error("multi_token: ", name, " is ", together,
+                  ", expected a divisor of heads = ", heads, ".");
+    }
+    if (own % together == 0) return;
+    usage_error("multi_token: ", name, " is ", together, ", but each of the ", shape.processes(),
+                " processes of train.tensor_parallel has ", own, " of the ", heads,
+                " heads, expected a divisor of ", own, ".");
+  };
+  if (o.pre_conv || o.post_conv) check("conv_heads", o.conv_heads);
+  if (o.pre_mix == "groups" || o.post_mix == "groups") check("mix_heads", o.mix_heads);
 }
 
 // The options of a process's own heads. Throws UsageError where a part reads heads of others.
 MultiTokenOptions own_options(const MultiTokenOptions& options, const LayerShape& shape) {
   MultiTokenOptions own = options;
-  if (shape.processes() == 1) return own;
   const std::pair<const char*, std::string> mixes[] = {{"pre_mix", own.pre_mix},
                                                        {"post_mix", own.post_mix}};
   for (const auto& [name, mix] : mixes) {
-    if (mix != "all") continue;
+    if (mix != "all" || shape.processes() == 1) continue;
     usage_error("multi_token: ", name, " is \"all\", but the ", shape.processes(),
                 " processes of train.tensor_parallel have some heads each, expected \"groups\" or "
                 "\"off\".");
   }
   own.attention.heads = shape.share("heads", own.attention.heads);
+  check_groups(options, shape, own.attention.heads);
   return own;
 }
 
 // A kernel that leaves the maps as they are: [H, c_q, c_k], or [H, c_h, c_q, c_k] with c_h > 1.
 Tensor identity_kernel(const MultiTokenOptions& o) {
   const int64_t heads = o.attention.heads, together = o.conv_heads;
-  if (heads % together != 0) {
-    usage_error("multi_token: conv_heads is ", together, ", expected a divisor of heads = ", heads,
-                ".");
-  }
   if (o.conv_padding == "both" && o.key_kernel % 2 == 0) {
     usage_error("multi_token: key_kernel is ", o.key_kernel,
                 ", expected an odd number with conv_padding \"both\".");

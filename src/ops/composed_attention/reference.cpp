@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "ops/check.h"
 #include "ops/composed_attention/op.h"
 #include "ops/composed_attention/trace.h"
 

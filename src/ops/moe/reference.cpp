@@ -20,10 +20,14 @@ Tensor Moe::reference(const Arguments& a) {
   const std::vector<Tensor> ups = up.unbind(0), downs = down.unbind(0);
   Tensor sum;
   for (size_t i = 0; i < ups.size(); ++i) {
-    const Tensor mine = choice.eq(static_cast<int64_t>(i)).to(weight.scalar_type());
-    const Tensor gate = (weight * mine).sum(1, true);  // [N, 1]
-    const std::vector<Tensor> h = at::linear(x, ups[i]).chunk(2, -1);
-    const Tensor y = at::linear(at::silu(h[0]) * h[1], downs[i]).to(wide) * gate;
+    const Tensor chosen = choice.eq(static_cast<int64_t>(i));  // [N, k]
+    const Tensor mine = chosen.any(1, true);
+    const Tensor gate = at::where(chosen, weight, 0).sum(1, true);  // [N, 1]
+    // What does not belong to the expert is left out before and after it, rather than multiplied by
+    // 0: an expert whose numbers overflow gives no NaN to tokens that have not chosen it.
+    const std::vector<Tensor> h = at::linear(at::where(mine, x, 0), ups[i]).chunk(2, -1);
+    const Tensor all = at::linear(at::silu(h[0]) * h[1], downs[i]).to(wide) * gate;
+    const Tensor y = at::where(mine, all, 0);
     sum = sum.defined() ? sum + y : y;
   }
   return sum.to(x.scalar_type());
