@@ -54,7 +54,7 @@ class State:
         """
         try:
             chosen = torch.as_tensor(rows)
-        except (TypeError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"rows is {shown(rows)}, expected the numbers [n] of sequences.") from None
         if not isinstance(rows, Tensor) and chosen.numel() == 0:
             chosen = chosen.long()  # an empty list has no type

@@ -300,7 +300,7 @@ class Model(FunctionalModule):
         return self._text_tokenizer().encode(text, start=True)
 
     def decode(self, tokens: Union[Tensor, Sequence[int]]) -> str:
-        """The text of tokens ``[n]``, by the model's tokenizer.
+        """The text of tokens ``[n]``, by the model's tokenizer. Numbers that are none of its tokens have no text.
 
         Raises:
             ValueError: the model has no tokenizer, or the tokens are not ``[n]``.

@@ -75,7 +75,8 @@ class Tokenizer:
         return tokens
 
     def decode(self, tokens: Union[Tensor, Iterable[int]]) -> str:
-        """The text of tokens ``[n]`` from its start on; what is no UTF-8 becomes U+FFFD.
+        """The text of tokens ``[n]`` from its start on; what is no UTF-8 becomes U+FFFD. The end token and numbers that are no
+        tokens have no text.
 
         Raises:
             ValueError: the tokens are a tensor of another shape.

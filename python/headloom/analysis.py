@@ -91,6 +91,8 @@ def _numbers(name: str, given: Optional[Sequence[int]]) -> List[int]:
     numbers = list(given) if isinstance(given, Iterable) else [None]
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
         raise TypeError(f"{name} is {shown(given)}, expected a list of whole numbers.")
+    if not numbers:
+        raise ValueError(f"{name} is empty, expected at least one number, or None for all.")
     return numbers
 
 

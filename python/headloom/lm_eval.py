@@ -109,6 +109,8 @@ class HeadloomLM(TemplateLM):  # type: ignore[misc]
                 temperature=float(options.get("temperature", 1.0)) if sampled else 0.0,
                 top_k=int(options.get("top_k", 0)),
                 top_p=float(options.get("top_p", 1.0)),
+                min_p=float(options.get("min_p", 0.0)),
+                repetition_penalty=float(options.get("repetition_penalty", 1.0)),
             )
             stop = [until] if isinstance(until, str) else [text for text in until if text]
             prompt = tokens[-max(1, self.max_length - most) :]

@@ -98,7 +98,7 @@ def gated_linear_attention(
     Args:
         q, k: ``[B, T, H, D]``.
         v: ``[B, T, H, E]``.
-        log_decay: ``[B, T, H, D]``, at most 0; float32 or of q's type.
+        log_decay: ``[B, T, H, D]``, at most 0, which is not checked; float32 or of q's type.
         state: ``[B, H, D, E]``, S before the first position; 0 when None.
         documents: ``[B, T]`` int64 ids; the state starts anew wherever the id changes.
         form: how the reference computes, ``"chunkwise"`` or ``"recurrent"``; the two agree, and the kernels compute either.

@@ -49,10 +49,25 @@ void check_overrides(const std::vector<std::string>& overrides) {
   }
 }
 
+// The share of its data that a run holds out; 0 where the task has none.
+double held_out(RunConfig& config) {
+  const Node root = write_fields(config);
+  const Node* share = root.find("task")->find("held_out");
+  return share == nullptr ? 0 : std::get<double>(share->value);
+}
+
 // Other data than the run's own are evaluated as a whole, unless --set says which part of them.
 void choose_part(RunConfig& run, RunConfig& changed, const std::vector<std::string>& overrides) {
   const auto names = names_of_data(changed);
   if (names == names_of_data(run)) {
+    changed.task->split_as(*run.task);
+    if (const double own = held_out(run), now = held_out(changed); now > own) {
+      std::fprintf(
+          stderr,
+          "headloom: task.held_out is %g, and the run held out %g of the same data: some of "
+          "what is read was trained on.\n",
+          now, own);
+    }
     if (run.train.eval_split == "all") return;
     std::fprintf(stderr,
                  "headloom: --set and --context choose the sequences anew, so all held-out "
@@ -166,14 +181,11 @@ void say_what_is_forgotten(const Pieces& pieces, const data::Task& task) {
                counted(task.length(), "token").c_str());
 }
 
-// Runs `read`. Where sequences are read in pieces and cannot be, the message names the option that
-// asks for it.
-template <typename Read>
-auto naming_the_option(const EvalArguments& a, const std::optional<Pieces>& pieces, Read read) {
+// Throws UsageError where the model cannot read in pieces, and names the option that asks for it.
+void check_pieces(const EvalArguments& a, Model& model) {
   try {
-    return read();
+    check_reads_in_pieces(model);
   } catch (const UsageError& error) {
-    if (!pieces) throw;
     const std::string option = a.context > 0            ? str("--context ", a.context)
                                : a.piece > 0            ? str("--piece ", a.piece)
                                : !a.cache.dtype.empty() ? "--cache-dtype " + a.cache.dtype
@@ -240,15 +252,14 @@ EvalResult evaluated(const EvalArguments& a) {
   const std::string split = own ? loaded.config.train.eval_split : "all";
   if (own) say_what_changed(a.model, loaded.config, *task);
   const std::optional<Pieces> pieces = pieces_of(a);
+  if (pieces) check_pieces(a, *loaded.model);
   // Longer sequences, fewer side by side.
   int64_t batch = loaded.config.train.batch;
   if (a.context > 0) batch = std::max<int64_t>(batch * trained / a.context, 1);
   const int64_t sequences = a.sequences > 0 ? a.sequences : task->eval_sequences();
   const auto read_by = [&](const std::optional<Pieces>& how) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
-    const Evaluation e = naming_the_option(a, how, [&] {
-      return evaluate(*loaded.model, *task, sequences, batch, how, split_named(split));
-    });
+    const Evaluation e = evaluate(*loaded.model, *task, sequences, batch, how, split_named(split));
     check_finite(a, loaded, e);
     return e;
   };

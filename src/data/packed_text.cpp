@@ -41,7 +41,14 @@ Split split_text(const TextOptions& options, const std::vector<Document>& docume
   for (const Document& document : documents) {
     lots.push_back(document_lot(document.name, kSplitSalt));
   }
-  return split_documents(encoded, lots, options.held_out, options.length);
+  const int64_t length = options.split_length > 0 ? options.split_length : options.length;
+  Split split = split_documents(encoded, lots, options.held_out, length);
+  if (split.held_out.size() <= options.length) {
+    usage_error("the held-out part of the text has ", counted(split.held_out.size(), "token"),
+                ", but a sequence of ", options.length, " and its last target take ",
+                options.length + 1, ".");
+  }
+  return split;
 }
 
 // Of what is evaluated; the mark of a document's end counts as a byte.

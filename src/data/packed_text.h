@@ -14,6 +14,8 @@ struct TextOptions {
   double held_out = 0.05;
   int64_t eval_tokens = 131072;
   bool separate_documents = false;
+  // No key: the held-out part is that of sequences of this length; 0: of `length`.
+  int64_t split_length = 0;
 
   void fields(Fields& f);
   std::vector<DataPath> data_paths();
@@ -26,7 +28,8 @@ struct TextOptions {
 // a window may span documents. See stream.h for the split and the order.
 class PackedText {
  public:
-  // Reads the corpus. Throws Error for files that cannot be used.
+  // Reads the corpus. Throws Error for files that cannot be used, and UsageError where the held-out
+  // part has no sequence of options.length.
   PackedText(const TextOptions& options, uint64_t seed, const Tokenizer& tokenizer);
 
   // Windows of the training text from number `first` on: inputs, and the tokens one further on as

@@ -192,6 +192,8 @@ struct TaskSpec {
   // Sets the options so that all of the data is evaluated and nothing is left to train on, where
   // the data do not come split.
   virtual void hold_out_all() {}
+  // Holds out what `other` does, a spec of the same data, whatever the length of the sequences.
+  virtual void split_as(const TaskSpec& other) { (void)other; }
   // What is known of the sizes without reading the data; nothing where that is not all of them.
   virtual std::optional<TaskSizes> known_sizes();
   // The option that names the classes in their order, nullptr where there is none: a run keeps

@@ -76,6 +76,13 @@ std::string first_host(const std::string& list) {
 
 std::optional<Place> place_among_ranks(const Variable& variable) {
   constexpr int64_t kMost = 100000;
+  // RANK=0 alone may be somebody else's variable; another rank is not the only one.
+  const std::string rank = variable("RANK");
+  if (!rank.empty() && rank != "0" && variable("WORLD_SIZE").empty()) {
+    usage_error("the variable RANK is \"", rank,
+                "\", but WORLD_SIZE is not set; set it to the number of ranks, or unset RANK to "
+                "train with one process.");
+  }
   for (const LauncherVariables& of : kLaunchers) {
     if (variable(of.rank).empty() || variable(of.size).empty()) continue;
     Place place;

@@ -20,6 +20,10 @@ AttentionSizes diff_transformer_sizes(const Settings& c) {
 }
 
 Node diff_transformer_model(const Settings& c) {
+  // Such a file is written by hand, where a misspelt key would leave its default.
+  c.only_keys({"dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size", "norm_eps",
+               "rope_theta", "max_seq_len", "pairing", "subln_scale", "tie_word_embeddings",
+               "model_type", "architectures"});
   const AttentionSizes s = diff_transformer_sizes(c);
   return with_layer(table({{"kind", "decoder"},
                            {"vocabulary", c.count("vocab_size")},

@@ -1,5 +1,6 @@
 #include "interop/settings.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/error.h"
@@ -143,6 +144,13 @@ void Settings::only(const std::string& key, const std::vector<std::string>& valu
 
 void Settings::only_equal(const std::string& key, int64_t value) const {
   if (integer(key, value) != value) wrong(key, *find(key), std::to_string(value).c_str());
+}
+
+void Settings::only_keys(const std::vector<std::string>& keys) const {
+  for (const auto& [key, value] : node_.table()) {
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
+    usage_error(path_, ": there is no key '", key, "'", did_you_mean(key, keys));
+  }
 }
 
 void Settings::only_each(const std::string& key, const std::string& value) const {

@@ -31,6 +31,8 @@ class Settings {
   void only(const std::string& key, bool value) const;
   void only(const std::string& key, const std::vector<std::string>& values) const;
   void only_equal(const std::string& key, int64_t value) const;
+  // There are no others than these.
+  void only_keys(const std::vector<std::string>& keys) const;
   // A list of which every element is `value`.
   void only_each(const std::string& key, const std::string& value) const;
 

@@ -314,6 +314,8 @@ BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* a
   });
 }
 
+void check_reads_in_pieces(Model& model) { reader(model); }
+
 Tensor batch_logits(Model& model, const data::Batch& batch, const std::optional<Pieces>& pieces) {
   if (!pieces) return model.forward(model_input(batch));
   Decoder& decoder = reader(model);

@@ -76,6 +76,9 @@ data::Batch own_positions(const data::Batch& batch, const ContextParallel& among
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr,
                      bool checkpoint = false);
 
+// Throws UsageError where the model cannot read sequences in pieces.
+void check_reads_in_pieces(Model& model);
+
 // The logits [B, ..., classes] of a batch that is where the model is. Throws UsageError where it
 // cannot be read in `pieces`.
 Tensor batch_logits(Model& model, const data::Batch& batch, const std::optional<Pieces>& pieces);

@@ -288,7 +288,14 @@ std::optional<std::string> comparison_of(const std::string& folder) {
 void fill_from_run(Node& config, const std::string& folder) {
   RunConfig run = run_config_in(folder);
   const Node theirs = write_fields(run);
-  if (config.find("model") == nullptr) config.set("model", *theirs.find("model"));
+  Node* model = config.find("model");
+  if (model == nullptr) {
+    config.set("model", *theirs.find("model"));
+  } else if (model->is_table() && model->find("preset") == nullptr) {
+    for (const auto& [key, value] : theirs.find("model")->table()) {
+      if (model->find(key) == nullptr) model->set(key, value);
+    }
+  }
   Node* task = config.find("task");
   if (task == nullptr || !task->is_table()) return;
   const Node* named = task->find("type");

@@ -83,8 +83,8 @@ bool may_change(const std::string& key);
 // The folder of the comparison that the run in `folder` belongs to.
 std::optional<std::string> comparison_of(const std::string& folder);
 
-// A new run that begins with the weights of the one in `folder`: [model], the tokenizer and the
-// order of the classes are that run's where `config` has none.
+// A new run that begins with the weights of the one in `folder`: the keys of [model], the tokenizer
+// and the order of the classes are that run's where `config` has none. A preset has every key.
 void fill_from_run(Node& config, const std::string& folder);
 // The same of the model's sizes that would be the task's.
 void fill_sizes_from_run(RunConfig& config, const std::string& folder);

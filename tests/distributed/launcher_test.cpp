@@ -32,6 +32,8 @@ TEST(Launcher, NothingWithoutVariablesOrWithOneProcess) {
   EXPECT_FALSE(place({}));
   EXPECT_FALSE(place({{"RANK", "0"}}));  // somebody else's variable
   EXPECT_FALSE(place({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
+  EXPECT_TRUE(refusal({{"RANK", "1"}})
+                  .starts_with("the variable RANK is \"1\", but WORLD_SIZE is not set; "));
   // A batch script of Slurm's, which is no step.
   EXPECT_FALSE(place({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}));
 }

@@ -85,6 +85,8 @@ def test_maps(model, tmp_path):
         headloom.analysis.maps(model, "x" * 40)
     with pytest.raises(TypeError, match="layers is 'all'"):
         headloom.analysis.maps(model, "x", layers="all")
+    with pytest.raises(ValueError, match="layers is empty, expected at least one number, or None for all."):
+        headloom.analysis.maps(model, "x", layers=[])
     with pytest.raises(TypeError, match=r"layers is 0 \(int\), expected a list of whole numbers."):
         headloom.analysis.maps(model, "x", layers=0)
     with pytest.raises(TypeError, match="model is Linear.*, expected a headloom.Model."):

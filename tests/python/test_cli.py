@@ -601,18 +601,18 @@ def test_eval_reads_long_contexts_in_pieces(place):
         return json.loads(headloom("eval", "runs/text", "--json", *arguments, cwd=place).stdout)
 
     assert evaluated("--piece", 7)["loss"] == pytest.approx(evaluated()["loss"], rel=1e-5)
-    pieces = evaluated("--context", 96, "--piece", 7)
-    assert pieces["loss"] == pytest.approx(evaluated("--context", 96, "--piece", 96)["loss"], rel=1e-5)
-    assert pieces["context"] == 96 and pieces["piece"] == 7 and pieces["cache"] == "full"
-    forgetful = evaluated("--context", 96, "--cache", "tova:8")
-    assert forgetful == evaluated("--context", 96, "--piece", 1, "--cache", "tova:8")
+    pieces = evaluated("--context", 80, "--piece", 7)
+    assert pieces["loss"] == pytest.approx(evaluated("--context", 80, "--piece", 80)["loss"], rel=1e-5)
+    assert pieces["context"] == 80 and pieces["piece"] == 7 and pieces["cache"] == "full"
+    forgetful = evaluated("--context", 80, "--cache", "tova:8")
+    assert forgetful == evaluated("--context", 80, "--piece", 1, "--cache", "tova:8")
     done = headloom("eval", "runs/text", "--json", "--piece", 16, "--cache", "tova:8", cwd=place)
     assert json.loads(done.stdout)["loss"] == pytest.approx(evaluated()["loss"], rel=1e-5)
     assert done.stderr.strip().endswith("with pieces of 16 tokens the sequences of 16 tokens are one piece each: nothing is forgotten.")
     done = headloom("eval", "runs/text", "--cache", "window:8", "--set", "task.length=1", cwd=place)
     assert "with pieces of 1 token the sequences of 1 token are one piece each" in done.stderr
     assert forgetful["state_bytes"] < pieces["state_bytes"] and forgetful["loss"] != pieces["loss"]
-    assert "in pieces of 512" in headloom("eval", "runs/text", "--context", 96, cwd=place).stdout
+    assert "in pieces of 512" in headloom("eval", "runs/text", "--context", 80, cwd=place).stdout
     # The logits are those that the loss is of.
     torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
     file = place / "pieces.safetensors"
@@ -623,6 +623,11 @@ def test_eval_reads_long_contexts_in_pieces(place):
         assert losses.item() == pytest.approx(result["loss"], rel=1e-6), how
     assert "the cache policy is \"tova\"" in refused("eval", "runs/text", "--cache", "tova", cwd=place)
     assert "the cache policy is \"tova:0\"" in refused("generate", "runs/text", "--cache", "tova:0", cwd=place)
+    # The held-out part is that of the run, whatever the length.
+    message = refused("eval", "runs/text", "--context", 96, cwd=place)
+    assert message == "the held-out part of the text has 90 tokens, but a sequence of 96 and its last target take 97."
+    told = headloom("eval", "runs/text", "--set", "task.held_out=0.5", cwd=place).stderr
+    assert "task.held_out is 0.5, and the run held out 0.05 of the same data: some of what is read was trained on." in told
     # What --context cannot change is named as it was written.
     mqar = '{type="mqar", vocabulary=256, eval_sequences=8, %s}'
     for task, context, said in (

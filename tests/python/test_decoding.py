@@ -37,6 +37,9 @@ def test_extend_equals_the_whole(writer):
     pieces = [writer.extend(piece, state) for piece in x.split([5, 1, 1, 3, 2], 1)]
     torch.testing.assert_close(torch.cat(pieces, 1), whole.detach(), atol=1e-3, rtol=1e-3)
     assert state.position == 12 and state.bytes > 0
+    for rows in (["a"], [2**70], [[0], [1, 2]]):
+        with pytest.raises(TypeError, match="rows is .*, expected the numbers"):
+            state.select(rows)
     swapped = state.select([1, 0, 1])
     more = tokens(2, 1)
     torch.testing.assert_close(

@@ -1,5 +1,6 @@
 """Import of the checkpoints of papers: logits equal to references of the published conventions."""
 
+import json
 import math
 import pathlib
 
@@ -403,6 +404,8 @@ def test_differential_transformer(pairing, scale, tmp_path, text):
         return diff_attention(w, x, prefix, heads, groups, layer, pairing)
 
     compare_with(lambda tokens: shell(w, tokens, depth, attention), params, w, tmp_path, text, "consolidated.00.pth", "params.json")
+    (tmp_path / "theirs" / "params.json").write_text(json.dumps(params | {"pairng": "repeat"}))
+    assert "params.json: there is no key 'pairng'; did you mean 'pairing'?" in refused(tmp_path / "theirs", tmp_path, code=2)
 
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"

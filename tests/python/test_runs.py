@@ -79,6 +79,11 @@ def test_a_run_begins_with_the_weights_of_another(place, tmp_path):
     message = refused("train", "text.toml", "--from", "runs/text", "--set", "model.depth=3", "--out", other, cwd=place)
     assert "runs/text: its weights are of a model with 'model.depth' = 2" in message and "'model.depth' = 3" in message
     headloom("train", "text.toml", "--from", "runs/text", "--set", "model.dropout=0.1", "--out", other, cwd=place)
+    # What it leaves out is the other run's.
+    (place / "dropout.toml").write_text("[model]\ndropout = 0.2\n" + TUNE)
+    headloom("train", "dropout.toml", "--from", "runs/text", "--out", tmp_path / "dropout", cwd=place)
+    config = (tmp_path / "dropout/config.toml").read_text()
+    assert "dropout = 0.2" in config and "width = 16" in config and "hidden = 16" in config
     message = refused("train", "tune.toml", "--from", "3", cwd=place)
     assert "--checkpoint 3" in message
 

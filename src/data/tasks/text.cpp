@@ -55,6 +55,11 @@ struct TextSpec final : TaskSpec {
   std::string* tokenizer_file() override { return vocabulary == "bytes" ? nullptr : &vocabulary; }
   std::vector<DataPath> data_paths() override { return options.data_paths(); }
   void hold_out_all() override { options.hold_out_all(); }
+  void split_as(const TaskSpec& other) override {
+    if (const auto* text = dynamic_cast<const TextSpec*>(&other)) {
+      options.split_length = text->options.length;
+    }
+  }
   std::optional<TaskSizes> known_sizes() override {
     options.check(type());
     return TaskSizes{.vocabulary = tokenizer()->vocabulary(), .length = options.length};
