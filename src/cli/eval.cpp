@@ -49,11 +49,13 @@ void check_overrides(const std::vector<std::string>& overrides) {
   }
 }
 
-// The share of its data that a run holds out; 0 where the task has none.
-double held_out(RunConfig& config) {
+// The share of its files that a run holds out; 0 where it is no share.
+double held_out_share(RunConfig& config) {
   const Node root = write_fields(config);
-  const Node* share = root.find("task")->find("held_out");
-  return share == nullptr ? 0 : std::get<double>(share->value);
+  const Node& task = *root.find("task");
+  const Node* share = task.find("held_out");
+  const bool none = config.task->data_paths().empty() || task.find("held_out_path") != nullptr;
+  return share == nullptr || none ? 0 : std::get<double>(share->value);
 }
 
 // Other data than the run's own are evaluated as a whole, unless --set says which part of them.
@@ -61,7 +63,7 @@ void choose_part(RunConfig& run, RunConfig& changed, const std::vector<std::stri
   const auto names = names_of_data(changed);
   if (names == names_of_data(run)) {
     changed.task->split_as(*run.task);
-    if (const double own = held_out(run), now = held_out(changed); now > own) {
+    if (const double own = held_out_share(run), now = held_out_share(changed); now > own) {
       std::fprintf(
           stderr,
           "headloom: task.held_out is %g, and the run held out %g of the same data: some of "

@@ -97,7 +97,10 @@ class MaskedText final : public Task {
  private:
   // The text's windows leave room for what is put around them.
   static TextOptions inner(TextOptions text, const Tokenizer& tokenizer) {
-    if (tokenizer.start_token()) text.length -= 2;
+    if (tokenizer.start_token()) {
+      text.length -= 2;
+      if (text.split_length > 0) text.split_length -= 2;
+    }
     return text;
   }
   int64_t mask_token() const { return tokenizer_->mask_token().value_or(tokenizer_->vocabulary()); }
@@ -183,6 +186,11 @@ struct MaskedTextSpec final : TaskSpec {
   }
   std::vector<DataPath> data_paths() override { return options.text.data_paths(); }
   void hold_out_all() override { options.text.hold_out_all(); }
+  void split_as(const TaskSpec& other) override {
+    if (const auto* masked = dynamic_cast<const MaskedTextSpec*>(&other)) {
+      options.text.split_length = masked->options.text.length;
+    }
+  }
   std::optional<TaskSizes> known_sizes() override {
     options.text.check(type());
     return TaskSizes{.goal = Goal::masked_token,
