@@ -644,8 +644,12 @@ def model(
     table: Dict[str, Any] = {"preset": config} if isinstance(config, str) else dict(config or {})
     table.update({key: value for key, value in options.items() if value is not None})
     spec, text = torch.ops.headloom.model_spec(toml_lines(table))
-    if tokenizer is not None and json.loads(text).get("vocabulary") is None:
-        spec, text = torch.ops.headloom.model_spec(toml_lines({**table, "vocabulary": tokenizer.vocabulary}))
+    if tokenizer is not None:
+        given = json.loads(text).get("vocabulary")
+        if given is None:
+            spec, text = torch.ops.headloom.model_spec(toml_lines({**table, "vocabulary": tokenizer.vocabulary}))
+        elif given < tokenizer.vocabulary:
+            raise ValueError(f"vocabulary is {given}, expected at least the {tokenizer.vocabulary} tokens of the tokenizer.")
     return Model(spec, json.loads(text), *new_tensors(torch.ops.headloom.model_tensors, spec), tokenizer)
 
 

@@ -1,4 +1,5 @@
 // RWKV-4 (Peng et al. 2023).
+#include "core/error.h"
 #include "interop/family.h"
 
 namespace headloom {

@@ -13,7 +13,10 @@ void check_documents(const Module& module, const Tensor& documents, const Tensor
 }
 
 [[noreturn]] void refuse_documents(const std::string& type) {
-  usage_error(type, " mixes the whole sequence and cannot keep packed documents apart.");
+  usage_error(type,
+              " mixes the whole sequence and cannot keep packed documents apart, expected none "
+              "(task.separate_documents = "
+              "false).");
 }
 
 [[noreturn]] void refuse_both_ways(const std::string& type) {

@@ -10,6 +10,7 @@
 #include "train/checkpoint.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
+#include "train/sweep.h"
 
 namespace headloom {
 namespace {

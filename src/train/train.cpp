@@ -252,9 +252,10 @@ class Trainer {
     }
     if (state_.step == begun_at && !control_.of_comparison) {
       progress_.line(str("nothing is left to train: the run is finished",
-                         state_.step == options_.steps
-                             ? "; --set train.steps=N with more steps trains it longer"
-                             : ", it has reached train.stop_accuracy"));
+                         state_.step != options_.steps ? ", it has reached train.stop_accuracy"
+                         : comparison_of(control_.folder)
+                             ? ", and it keeps its configuration as a part of a comparison"
+                             : "; --set train.steps=N with more steps trains it longer"));
     }
     return true;
   }
