@@ -13,9 +13,10 @@
 
 namespace headloom::test {
 
-// Whether the tests of this binary that `filter` names pass with the portable and with the AVX2
-// build of the kernels, where this process runs none of them itself, and without the tile registers
-// where it uses those. Says what failed. Other processors than x86-64 have the portable build only.
+// Whether the tests of this binary that `filter` names pass with every lesser build of the kernels
+// than the one that this process runs: the AVX2 build and the portable one. Where the process uses
+// tile registers, they must pass without them too. Says what failed. Other processors than x86-64
+// have the portable build only.
 inline ::testing::AssertionResult passes_on_lesser_instruction_sets(const std::string& filter) {
 #if defined(__x86_64__)
   // This process is one of those runs.

@@ -199,7 +199,7 @@ TEST_F(Resume, FindsDamageAndNamesAnIntactCheckpoint) {
   }
 }
 
-// In every byte a bit: each of its eight in turn.
+// One bit of each byte is flipped: bit 0 of the first byte, bit 1 of the second, and so on.
 TEST_F(Resume, AFlippedBitOfTheStateIsFound) {
   const std::string run = copy(), path = file(run, 10, "state.json"), whole_file = bytes_of(path);
   const TrainState state = parse_state(whole_file, path);
