@@ -58,8 +58,8 @@ OTHERS = {
 KINDS = {**DECODERS, **OTHERS}
 
 
-def make(kind):
-    return headloom.model(**{**SHAPE, "layer": [layer()], **KINDS[kind]})
+def make(kind, **options):
+    return headloom.model(**{**SHAPE, "layer": [layer()], **KINDS[kind], **options})
 
 
 def tokens(batch=2, length=LENGTH):
