@@ -1,5 +1,6 @@
 #include "cli/arguments.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -129,6 +130,25 @@ CLI::Validator ends_in_html() {
 
 CLI::Option* repeatable(CLI::Option* option) {
   return option->take_all()->expected(1)->allow_extra_args(false);
+}
+
+void check_values(const CLI::App& command, const std::vector<std::string>& arguments) {
+  const std::vector<std::string> known = flags(command);
+  const auto is_option = [&](const std::string& argument) {
+    return std::find(known.begin(), known.end(), argument.substr(0, argument.find('='))) !=
+           known.end();
+  };
+  for (size_t i = 0; i + 1 < arguments.size() && arguments[i] != "--"; ++i) {
+    const CLI::Option* option =
+        arguments[i].starts_with("--") ? command.get_option_no_throw(arguments[i]) : nullptr;
+    if (option == nullptr || option->get_items_expected_max() == 0) continue;
+    if (is_option(arguments[++i])) {
+      const std::string& name = arguments[i - 1];
+      usage_error(command.get_name(), ": ", name, " has no value before ", arguments[i],
+                  ", expected ", purpose(command, name), " (", name, "=", arguments[i],
+                  " if that is meant).");
+    }
+  }
 }
 
 std::string explain(const CLI::ParseError& error, const CLI::App& command) {

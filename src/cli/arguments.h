@@ -25,6 +25,10 @@ CLI::Validator ends_in_html();
 // may follow the value.
 CLI::Option* repeatable(CLI::Option* option);
 
+// Throws UsageError where an option of `command` that takes a value has another of its options in
+// the value's place, as an empty variable of a shell leaves it. "--out=--json" is taken.
+void check_values(const CLI::App& command, const std::vector<std::string>& arguments);
+
 // What is wrong with the arguments of `command`, whose parsing ended with `error`.
 std::string explain(const CLI::ParseError& error, const CLI::App& command);
 

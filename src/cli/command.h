@@ -77,7 +77,6 @@ void add_device_option(CLI::App& app, std::string& device);
 
 // --dtype and --quantize: the types that are computed in and that hold the weights. `more` ends
 // both descriptions.
-void add_precision_options(CLI::App& app, Precision& p,
-                           const std::string& more = "; faster, a little worse");
+void add_precision_options(CLI::App& app, Precision& p, const std::string& more = "");
 
 }  // namespace headloom::cli

@@ -123,9 +123,12 @@ void add_device_option(CLI::App& app, std::string& device) {
 
 void add_precision_options(CLI::App& app, Precision& p, const std::string& more) {
   app.add_option("--dtype", p.dtype,
-                 "compute in this type" + more + "; as it was trained by default")
+                 "compute in this type (bfloat16: faster, a little less exact)" + more +
+                     "; as it was trained by default")
       ->check(one_of({"float32", "bfloat16", "float64"}));
-  app.add_option("--quantize", p.quantize, "hold the weights of linear maps in this type" + more)
+  app.add_option(
+         "--quantize", p.quantize,
+         "hold the weights of linear maps in this type (faster, a little less exact)" + more)
       ->check(one_of({"int8", "int4"}));
 }
 

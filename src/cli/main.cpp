@@ -2,6 +2,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -70,6 +71,9 @@ int run(int argc, char** argv) {
     std::fputs(asked->help(asked == &app ? "" : app.get_name()).c_str(), stdout);
     return 0;
   }
+  for (const auto& [sub, runner] : runners) {
+    if (sub->get_name() == command) check_values(*sub, {argv + 2, argv + argc});
+  }
   try {
     app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::Success& shown) {  // --help or --version
@@ -131,6 +135,7 @@ int main(int argc, char** argv) {
   // ones. LibTorch reads this at its first allocation.
   setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   headloom::keep_freed_memory();  // for the next step
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of its writing
   if (argc > 0) headloom::set_program_name(argv[0]);
   const int code = guarded(argc, argv);
 #ifndef __SANITIZE_ADDRESS__

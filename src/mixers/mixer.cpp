@@ -14,9 +14,8 @@ void check_documents(const Module& module, const Tensor& documents, const Tensor
 
 [[noreturn]] void refuse_documents(const std::string& type) {
   usage_error(type,
-              " mixes the whole sequence and cannot keep packed documents apart, expected none "
-              "(task.separate_documents = "
-              "false).");
+              ": documents are packed in a sequence, all of which it mixes, expected none (in a "
+              "configuration: task.separate_documents = false).");
 }
 
 [[noreturn]] void refuse_both_ways(const std::string& type) {
@@ -70,6 +69,12 @@ void check_shape(const std::string& type, const LayerShape& shape) {
                 ", expected a finite number above 0.");
   }
   made(type, [&] { check_fields(shape.position, "position"); });
+  const std::string& position = shape.position.type;
+  if (shape.alone && (position == "learned" || position == "sinusoidal")) {
+    usage_error(type, ": position is \"", position,
+                "\", which a model adds to its embedding, expected rope, alibi or none for a mixer "
+                "outside of a model.");
+  }
 }
 
 }  // namespace

@@ -209,6 +209,11 @@ void PositionOptions::fields(Fields& f) {
   f.field("scaling", scaling, "rope: how it is stretched to longer sequences",
           {"none", "linear", "llama3"});
   if (scaling == "none") return;
+  if (type != "rope") {
+    usage_error("'position.scaling' is \"", scaling,
+                "\", expected \"none\" where position.type is \"", type,
+                "\": only rope is stretched.");
+  }
   f.field("factor", factor, "lower frequencies are divided by it", positive());
   if (scaling == "linear") return;
   f.field("low_factor", low_factor, "frequencies with fewer turns in original_length are divided",
@@ -236,9 +241,9 @@ Rotary::Rotary(const PositionOptions& options, int64_t head_dim)
       rotary_(static_cast<int64_t>(std::llround(options.fraction * static_cast<double>(head_dim)))),
       span_(static_cast<double>(rotary_)) {
   if (rotary_ < 2 || rotary_ % 2 != 0) {
-    usage_error(
-        "rope rotates ", rotary_, " of ", head_dim,
-        " dimensions of a head, expected an even number of at least 2 (model.position.fraction).");
+    usage_error("rope rotates ", rotary_, " of the ", head_dim,
+                " dimensions of a head, expected an even number of at least 2. The heads, their "
+                "size and position.fraction decide how many.");
   }
 }
 
@@ -306,16 +311,25 @@ Tensor places_in_documents(const Tensor& documents) {
   return place - std::get<0>(at::cummax(begins * place, 1));
 }
 
+namespace {
+
+// Slopes and distances are in float32 or float64, whatever the type of the bias.
+at::TensorOptions alibi_options(const at::TensorOptions& bias) {
+  return bias.dtype(at::toOpMathType(c10::typeMetaToScalarType(bias.dtype())));
+}
+
+}  // namespace
+
 Tensor alibi_bias(int64_t heads, const c10::SymInt& queries, const c10::SymInt& keys,
                   const at::TensorOptions& options) {
   const c10::Scalar begin(keys - queries), end(keys);
-  const auto real = options.dtype(at::kFloat);
+  const auto real = alibi_options(options);
   const Tensor distance = at::arange(begin, end, real).unsqueeze(1) - at::arange(end, real);
   return alibi_bias(heads, distance.abs().unsqueeze(0), options);
 }
 
 Tensor alibi_bias(int64_t heads, const Tensor& distance, const at::TensorOptions& options) {
-  const auto real = options.dtype(at::kFloat);
+  const auto real = alibi_options(options);
   const Tensor slopes =
       at::pow(2.0, at::arange(1, heads + 1, real) * (-8.0 / static_cast<double>(heads)));
   return (distance.unsqueeze(1) * slopes.neg().view({heads, 1, 1})).to(options);

@@ -159,7 +159,8 @@ Tensor AutoregressiveModel::extend(const Tensor& tokens, DecoderState& state,
   }
   const int64_t batch = state.batch();
   if (batch != 0 && batch != tokens.size(0)) {
-    usage_error(what(), ": tokens has ", tokens.size(0), " sequences, expected the ", batch,
+    usage_error(what(), ": tokens has ", tokens.size(0),
+                (tokens.size(0) == 1 ? " sequence" : " sequences"), ", expected the ", batch,
                 " that the state has seen.");
   }
   // Refused before the first layer has read the tokens.

@@ -75,6 +75,9 @@ void ModelConfig::fields(Fields& f) {
   f.field("norm", norm, "norm of every block", {"rms_norm", "layer_norm", "none"});
   f.field("norm_eps", norm_eps, "of the norms; absent: 1e-6, of layer_norm 1e-5", positive());
   f.field("embedding_norm", embedding_norm, "a norm after the embedding");
+  if (embedding_norm && norm == "none") {
+    usage_error("'model.embedding_norm' is true, expected false where model.norm is \"none\".");
+  }
   if (!reconstructs) f.field("final_norm", final_norm, "a norm after the last layer");
   f.field("bias", bias, "biases in linear maps");
   if (!vit) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "core/text.h"
@@ -83,6 +84,21 @@ const Row* row_of(const TaskSummary& t, const ModelInfo& model) {
     if (row.model == &model) return &row;
   }
   return nullptr;
+}
+
+// The keys whose values differ between two of a model's builds.
+std::set<std::string> differing_conditions(const Build& a, const Build& b) {
+  std::map<std::string, std::string> first, second;
+  for (const SweptValue& v : a.conditions) first.emplace(v.key, v.value);
+  for (const SweptValue& v : b.conditions) second.emplace(v.key, v.value);
+  std::set<std::string> keys;
+  for (const auto& [one, other] : {std::pair(&first, &second), std::pair(&second, &first)}) {
+    for (const auto& [key, value] : *one) {
+      const auto same = other->find(key);
+      if (same == other->end() || same->second != value) keys.insert(key);
+    }
+  }
+  return keys;
 }
 
 // As the figure shows it: error rates become accuracies, and their differences change sign.
@@ -219,6 +235,39 @@ bool any_line(const TaskGroup& group) {
 }
 
 }  // namespace
+
+std::vector<std::string> also_different(const Comparison& c, const TaskGroup& group) {
+  std::set<std::string> keys;
+  Extent tokens;  // of the model with the widest range
+  bool stops = false;
+  for (const TaskSummary* t : group.tasks) stops |= !t->task->stopping.empty();
+  for (const ModelInfo& model : c.models) {
+    const Build* first = nullptr;
+    Extent own, steps;
+    for (const TaskSummary* t : group.tasks) {
+      const Row* row = row_of(*t, model);
+      if (!row || row->finished == 0) continue;
+      if (std::isfinite(row->tokens.median)) own.add(row->tokens.median);
+      for (const Run* run : row->runs) {
+        if (!run->points.empty()) steps.add(static_cast<double>(run->points.back().step));
+      }
+      if (!row->build) continue;
+      if (first) keys.merge(differing_conditions(*first, *row->build));
+      if (!first) first = row->build;
+    }
+    // Equal steps of longer sequences have more tokens, and an equal budget of tokens fewer steps.
+    const bool more = !own.empty() && own.spans(1.05) && steps.spans(1);
+    if (more && (tokens.empty() || own.spans(tokens.high / tokens.low))) tokens = own;
+  }
+  for (const std::string& key : c.swept) keys.erase(key);
+  std::vector<std::string> out;
+  for (const std::string& key : keys) out.push_back("`" + key + "`");
+  if (!stops && !tokens.empty()) {
+    out.push_back(str("the ", group.tasks[0]->task->unit, " of training (", count(tokens.low),
+                      " to ", count(tokens.high), ")"));
+  }
+  return out;
+}
 
 std::vector<TaskGroup> task_groups(const Summary& summary) {
   Members all;

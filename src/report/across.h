@@ -22,6 +22,11 @@ struct TaskGroup {
 // difference.
 std::vector<TaskGroup> task_groups(const Summary& summary);
 
+// In what else models that have results on several of the tasks were made or trained differently on
+// them, each once: "`batch`", "the tokens of training (1.28k to 25.6k)". What was swept does not
+// count.
+std::vector<std::string> also_different(const Comparison& c, const TaskGroup& group);
+
 // What the figures show: the accuracy in place of an error rate, and the metric otherwise.
 std::string shown_metric(const TaskGroup& group);
 

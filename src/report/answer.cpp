@@ -662,7 +662,8 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
     gone.push_back(str("`", row.model->label, "` (", relation_text(relation), ", then ",
                        now == Relation::kNoResult ? "unknown" : relation_text(now), ")"));
   }
-  if (summary.best_is_claimed) {
+  // Of two models the claim against the baseline says which is the best.
+  if (summary.best_is_claimed && summary.rows.size() > 2) {
     ++claims;
     if (!again.best_is_claimed || before.front() != after.front()) {
       gone.push_back(str("that ", before.front(), " is the best"));

@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/text.h"
@@ -313,10 +315,10 @@ struct Cost {
 
 Cost cost_of(const Stat& stat) { return {stat.median, stat.low, stat.high}; }
 
-// `floor_is_shown` becomes true where it shows what can be reached without learning.
+// The names of the floors that it shows are put into `floors`.
 std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::string& label,
                        const std::function<Cost(const Row&)>& cost, std::string (*text)(double),
-                       bool& floor_is_shown) {
+                       std::set<std::string>& floors) {
   Scatter scatter;
   Extent shown_x, shown_y;
   std::vector<std::string> notes;
@@ -332,8 +334,7 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
             .x_low = x.low,
             .x_high = x.high};
     if (row.result.count > 1) {
-      dot.low = row.result.low();
-      dot.high = row.result.high();
+      std::tie(dot.low, dot.high) = interval_ends(*t.task, row.result, false);
     }
     dot.note = dot.label + ": " + metric_text(*t.task, row.result) + " " + t.task->metric + ", " +
                text(x.value);
@@ -360,8 +361,9 @@ std::string cost_panel(const Comparison& c, const TaskSummary& t, const std::str
     scatter.y.low = std::max(scatter.y.low, -0.03);
     scatter.y.high = std::min(scatter.y.high, 1.03);
   }
-  for (const Level& floor : scatter.levels) {
-    floor_is_shown |= scatter.y.low < floor.y && floor.y <= scatter.y.high;
+  for (const Floor& floor : t.task->floors) {
+    const double y = floor.quality;
+    if (scatter.y.low < y && y <= scatter.y.high) floors.insert(floor.name);
   }
   scatter.title = capitalized(t.task->metric) + " against " + label + " on " + t.task->name;
   scatter.description = join(notes, "; ");
@@ -379,7 +381,7 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
   const auto training = [](const Row& row) { return cost_of(row.tokens_per_second); };
   const auto decoding = [](const Row& row) { return cost_of(row.decode_tokens_per_second); };
   Chart out;
-  bool floors = false;
+  std::set<std::string> floors;
   for (const std::string& drawing :
        {cost_panel(c, t, "training " + unit + " a second", training, grouped, floors),
         cost_panel(c, t, "decoding " + unit + " a second", decoding, grouped, floors),
@@ -390,7 +392,15 @@ Chart cost_chart(const Comparison& c, const TaskSummary& t) {
                 (t.task->lower_is_better ? "Lower" : "Higher") +
                 " is better; so is more speed, and less state. Whiskers are the 95% interval of "
                 "the metric and the range of the measured speeds.";
-  if (floors) out.caption += " Dotted: what can be reached without learning.";
+  if (!floors.empty()) {
+    out.caption += " Dotted: what can be reached without learning, by " +
+                   escape(list_of({floors.begin(), floors.end()})) + ".";
+  }
+  if (t.floor() && !floors.contains(t.floor()->name)) {
+    out.caption += " The best that can be reached without learning, by " + escape(t.floor()->name) +
+                   ", is outside of the figure, at " + metric_text(*t.task, t.floor()->quality) +
+                   ".";
+  }
   out.data = {"Cost and quality on " + t.task->name,
               {"model", t.task->metric, "low", "high", "training per second", "training low",
                "training high", "decoding per second", "decoding low", "decoding high",

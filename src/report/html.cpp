@@ -267,13 +267,18 @@ std::string group_section(const Comparison& c, const TaskGroup& group, size_t nu
   std::vector<std::string> names, keys{"`" + group.key + "`"};
   for (const TaskSummary* t : group.tasks) names.push_back(t->task->name);
   for (const std::string& key : group.with) keys.push_back("`" + key + "`");
-  const std::string how = keys.size() == 1 ? " alone" : ", which grow together";
+  const std::vector<std::string> also = also_different(c, group);
+  const std::string how = keys.size() > 1 ? ", which grow together" : also.empty() ? " alone" : "";
+  const std::string caution =
+      also.empty() ? ""
+                   : str(" Runs on them also differ in ", list_of(also),
+                         ", so that a line shows more than the effect of ", list_of(keys), ".");
   return element("section", "task",
                  element(str("h2 id=\"across-", number, "\""), "",
                          escape(capitalized(shown_metric(group)) + " against " + group.key)) +
                      element("p", "soft",
                              rich("The tasks " + list_of(names) + " differ in " + list_of(keys) +
-                                  how + ".")) +
+                                  how + "." + caution)) +
                      element("div", "figures", figures)) +
          "\n";
 }
@@ -462,8 +467,8 @@ std::string notes(const Summary& summary) {
          "and "
          "what it is for a whole sequence of the task.</p>"
          "<p>Pointing at a <b>figure</b> shows the values there. By keyboard, Tab goes from line "
-         "to line and the arrow "
-         "keys go along a line.</p>";
+         "to line and the arrow keys go along a line. A small triangle at the upper or lower edge "
+         "of a figure stands where a line leaves it.</p>";
 }
 
 std::string more(const Comparison& c, const Summary& summary) {

@@ -16,7 +16,7 @@ constexpr double kWidth = 480, kHeight = 300;
 constexpr double kLeft = 52, kTop = 14, kBottom = 42;
 constexpr double kLabelGap = 15;  // between the baselines of two end labels
 // A label's character where the page is narrow, and a line's leader to its label.
-constexpr double kLabelCharacter = 8.4, kLeader = 17;
+constexpr double kLabelCharacter = 8.4, kNoteCharacter = 6, kLeader = 17;
 
 std::string num(double value) {
   std::string text = fixed(value, 1);
@@ -219,6 +219,30 @@ std::string draw_mark(const Mark& mark, const Frame& f) {
   return str("<circle class=\"", css, "\" r=\"6.5\" cx=\"", num(x), "\" cy=\"", num(y), "\"/>");
 }
 
+// A label of which as much is left as `width` has room for, of its beginning and of its end: names
+// of variants often differ at the end alone.
+std::string shortened(const std::string& label, double width, double character = kLabelCharacter) {
+  const auto columns = static_cast<size_t>(width / character);
+  if (display_width(label) <= columns) return label;
+  std::vector<std::string> characters;
+  for (const char c : label) {
+    if ((c & 0xC0) != 0x80 || characters.empty()) characters.emplace_back();
+    characters.back() += c;
+  }
+  std::string begin, end;
+  for (size_t i = 0; i < characters.size(); ++i) {
+    const bool front = i % 2 == 0;
+    const std::string& next = characters[front ? i / 2 : characters.size() - 1 - i / 2];
+    if (display_width(begin + next + end) >= columns) break;
+    if (front) {
+      begin += next;
+    } else {
+      end.insert(0, next);
+    }
+  }
+  return begin + "…" + end;
+}
+
 std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
   std::string out;
   std::vector<const Level*> named;
@@ -233,7 +257,8 @@ std::string draw_levels(const std::vector<Level>& levels, const Frame& f) {
   }
   const std::vector<double> places = spread_labels(wanted, 13, f.top + 8, f.bottom - 4);
   for (size_t i = 0; i < named.size(); ++i) {
-    out += text_at(f.left + 4, places[i], "note", named[i]->name);
+    const double room = f.right - f.left - 8;
+    out += text_at(f.left + 4, places[i], "note", shortened(named[i]->name, room, kNoteCharacter));
   }
   return out;
 }
@@ -337,30 +362,6 @@ LabelPlace free_place(double x, double y, double radius, double width, const Fra
   return best;
 }
 
-// A label of which as much is left as `width` has room for, of its beginning and of its end: names
-// of variants often differ at the end alone.
-std::string shortened(const std::string& label, double width) {
-  const auto columns = static_cast<size_t>(width / kLabelCharacter);
-  if (display_width(label) <= columns) return label;
-  std::vector<std::string> characters;
-  for (const char c : label) {
-    if ((c & 0xC0) != 0x80 || characters.empty()) characters.emplace_back();
-    characters.back() += c;
-  }
-  std::string begin, end;
-  for (size_t i = 0; i < characters.size(); ++i) {
-    const bool front = i % 2 == 0;
-    const std::string& next = characters[front ? i / 2 : characters.size() - 1 - i / 2];
-    if (display_width(begin + next + end) >= columns) break;
-    if (front) {
-      begin += next;
-    } else {
-      end.insert(0, next);
-    }
-  }
-  return begin + "…" + end;
-}
-
 }  // namespace
 
 std::vector<double> Axis::ticks() const {
@@ -392,7 +393,10 @@ std::vector<double> Axis::ticks() const {
   }
   const double first = std::ceil(low / step - 1e-9);
   for (int i = 0; i < 12 && (first + i) * step <= high + 1e-9 * step; ++i) {
-    out.push_back((first + i) * step);
+    const double v = (first + i) * step;
+    // Room beyond what a share can be has no number.
+    if (unit == Unit::kPercent && (v < -1e-9 || v > 1 + 1e-9)) continue;
+    out.push_back(v);
   }
   return out;
 }
@@ -494,9 +498,11 @@ std::string draw(const LineChart& chart) {
   for (const Line* line : drawn) {
     ends.push_back(std::clamp(f.py(line->points.back().y), f.top, f.bottom));
   }
-  const double gap =
-      std::min(kLabelGap, (kHeight - 14) / std::max<double>(1, static_cast<double>(ends.size())));
-  const std::vector<double> places = spread_labels(ends, gap, f.top, kHeight - 8);
+  const double count = std::max<double>(1, static_cast<double>(ends.size()));
+  const double gap = std::min(kLabelGap, (kHeight - 14) / count);
+  // Beside the numbers of the axis only where there are too many.
+  const bool fit = gap * (count - 1) <= f.bottom - f.top;
+  const std::vector<double> places = spread_labels(ends, gap, f.top, fit ? f.bottom : kHeight - 8);
   for (size_t i = 0; i < drawn.size(); ++i) {
     const double x = std::min(f.px(drawn[i]->points.back().x), f.right);
     const std::string css = series(drawn[i]->style);

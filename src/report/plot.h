@@ -65,6 +65,7 @@ struct Extent {
       for (const LinePoint& p : line.points) add(p.low, p.high);
     }
   }
+  bool empty() const { return std::isnan(low); }
   double size() const { return high - low; }
   // Whether the values are positive and the highest is more than `factor` times the lowest.
   bool spans(double factor) const { return low > 0 && high / low > factor; }

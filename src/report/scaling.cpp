@@ -477,8 +477,8 @@ Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
       make_axis("loss (nats a target)", Unit::kPlain, losses.low - margin, losses.high + margin);
   out.drawings.push_back(draw(chart));
   out.caption =
-      "<b>Loss against compute</b>: a ring for the mean of every size, and the fitted power law "
-      "with the 95% band that resampling the seeds gives.";
+      "<b>Loss against compute</b>, in nats a target: a ring for the mean of every size, and the "
+      "fitted power law with the 95% band that resampling the seeds gives.";
   return out;
 }
 

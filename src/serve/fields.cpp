@@ -59,7 +59,8 @@ std::string limits_text() {
 }
 
 void wrong(const std::string& key, const Json& value, const std::string& expected) {
-  refuse("'", key, "' is ", shown(value), ", expected ", expected, ".");
+  const std::string is = value.is_null() ? "missing or null" : shown(value);
+  refuse("'", key, "' is ", is, ", expected ", expected, ".");
 }
 
 std::string shown(const Json& value) {

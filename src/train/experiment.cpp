@@ -34,7 +34,8 @@ void check_name(const std::string& name, const char* what, size_t entry) {
   }
   if (!good) {
     usage_error("entry ", entry, " of [[", what, "]] has the name '", name,
-                "', expected letters, digits, spaces and any of _ - + . with no point in front.");
+                "', expected letters from a to z, digits, spaces and any of _ - + . with no point "
+                "in front.");
   }
 }
 
@@ -421,6 +422,7 @@ void Experiment::add_model(size_t m, size_t t) {
     build.model = config_.models[m].name;
     build.task = config_.tasks[t].name;
     build.train_differences = train_differences(built(0, t, {}).train, run.train, sweep_.places());
+    build.conditions = conditions_of(run);
     comparison.builds.push_back(std::move(build));
     comparison.models[m].source = mixer_sources(run.model);
   } catch (const UsageError& error) {
@@ -499,6 +501,7 @@ void Experiment::note_build(const Cell& cell, const RunConfig& run) {
     chosen.model = build.model;
     chosen.task = build.task;
     chosen.train_differences = build.train_differences;
+    chosen.conditions = build.conditions;
     build = std::move(chosen);
   }
 }

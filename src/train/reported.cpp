@@ -35,6 +35,18 @@ std::string train_differences(TrainOptions baseline, TrainOptions run,
   return join(changed);
 }
 
+report::Setting conditions_of(const RunConfig& run) {
+  report::Setting out = {{"model.width", str(run.model.width)},
+                         {"model.depth", str(run.model.depth)}};
+  TrainOptions train = run.train;
+  const Node written = write_fields(train);
+  for (const auto& [key, value] : written.table()) {
+    if (is_of_no_consequence(key) || key.starts_with("eval_")) continue;
+    out.push_back({key, toml_value(value)});
+  }
+  return out;
+}
+
 std::string mixer_sources(const ModelConfig& model) {
   std::vector<std::string> sources;
   for (const LayerConfig& layer : model.layers) {

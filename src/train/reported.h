@@ -48,6 +48,10 @@ bool is_of_no_consequence(const std::string& key);
 std::string train_differences(TrainOptions baseline, TrainOptions run,
                               const std::set<std::string>& chosen = {});
 
+// The width, the depth and the keys of [train] that decide a result (report::Build::conditions).
+// The steps are not among them: the tokens of training say more.
+report::Setting conditions_of(const RunConfig& run);
+
 // Puts the state and the costs of a run that has ended, as its result says, into `run`.
 void take_result(report::Run& run, const RunResult& result);
 

@@ -173,6 +173,7 @@ class NamedModels {
       report::Build build = report_build(*build_without_memory(config.model), *task.task);
       build.model = name;
       build.task = task.name;
+      build.conditions = conditions_of(config);
       report.builds.push_back(std::move(build));
     }
     of_comparison_.emplace(std::pair(place.comparison, place.model), label->second);

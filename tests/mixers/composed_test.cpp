@@ -379,7 +379,7 @@ TEST_F(ComposedMixers, RefuseWhatDoesNotFit) {
       {"differential", "heads = 5", "heads is 5"},
       {"differential", "heads = 6\nkv_heads = 4", "kv_heads is 4"},
       {"differential", "pairing = \"half\"", "pairing"},
-      {"multi_token", "heads = 3", "mix_heads is 2, expected a divisor of heads = 3"},
+      {"multi_token", "heads = 3", "expected a divisor of heads = 3"},
       {"multi_token", "key_kernel = 10", "key_kernel is 10, expected an odd number"},
       {"multi_token", "conv_heads = 5", "conv_heads is 5"},
       {"multi_token", "preset = \"txt\"", "preset"},

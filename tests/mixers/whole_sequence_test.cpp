@@ -56,8 +56,8 @@ TEST(FNet, RefusesWhatItCannot) {
   MixerContext packed;
   packed.documents = at::zeros({1, 4}, test::kLong);
   EXPECT_EQ(message_of<UsageError>([&] { mixer->forward(at::ones({1, 4, 8}), packed); }),
-            "fnet mixes the whole sequence and cannot keep packed documents apart, expected none "
-            "(task.separate_documents = false).");
+            "fnet: documents are packed in a sequence, all of which it mixes, expected none (in a "
+            "configuration: task.separate_documents = false).");
 }
 
 TEST(Linformer, Golden) {

@@ -52,7 +52,7 @@ TEST(ModelChecks, ExtendingKeepsTheStateOfWhatFails) {
   decoder->extend(at::zeros({2, 3}, kLong), state);
   EXPECT_EQ(state.batch(), 2);
   EXPECT_TRUE(contains(said(at::zeros({1, 1}, kLong)),
-                       "tokens has 1 sequences, expected the 2 that the state has seen."));
+                       "tokens has 1 sequence, expected the 2 that the state has seen."));
   EXPECT_EQ(state.position.longest, 3);
 }
 

@@ -492,6 +492,8 @@ TEST(Kinds, RefuseWhatDoesNotFit) {
   EXPECT_TRUE(
       contains(refused("kind = 'encoder'\nhead = 'label2'"), "expected one of tokens, label"));
   EXPECT_TRUE(contains(refused("pool = 'mean'"), "unknown key 'model.pool'"));
+  EXPECT_TRUE(contains(refused("norm = 'none'\nembedding_norm = true"),
+                       "'model.embedding_norm' is true, expected false where model.norm is"));
   EXPECT_TRUE(contains(refused(sizes + "layer = [{ cross = { type = 'mha' } }]"),
                        "model.layer[0].cross is mha, but cross-attention belongs to kind"));
   const std::string seq = sizes + "max_source_length = 8\nkind = 'encoder_decoder'\n";

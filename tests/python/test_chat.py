@@ -186,8 +186,8 @@ def test_refusals(chat):
         ({"messages": []}, "messages", "'messages' is [], expected a list of 1 to"),
         ({"messages": "hello"}, "messages", "'messages' is \"hello\", expected a list"),
         ({"messages": [1]}, "messages[0]", "'messages[0]' is 1, expected an object"),
-        ({"messages": [{"content": "a"}]}, "messages[0].role", "'messages[0].role' is null, expected a text"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "'messages[0].content' is null, expected a text or a list"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "'messages[0].role' is missing or null, expected a text"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "'messages[0].content' is missing or null, expected a text or a list"),
         ({"messages": [{"role": "user", "content": "a", "rôle": 1}]}, None, "unknown key "),
         (
             {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]},

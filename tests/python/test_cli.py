@@ -52,6 +52,14 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("train --out", "train: --out has no value, expected folder of the run."),
         ("train a.toml --ste train.steps=3", "train has no option --ste; did you mean --set?"),
         ("train --ste", "train has no option --ste; did you mean --set?"),
+        (
+            "train a.toml --out --resume",
+            "train: --out has no value before --resume, expected folder of the run (--out=--resume if that is meant).",
+        ),
+        (
+            "generate run --stop --prompt=x",
+            "generate: --stop has no value before --prompt=x, expected end before this text (--stop=--prompt=x if that is meant).",
+        ),
         ("train a.toml b.toml", f"train: 'b.toml' is one argument too many; {BINARY} train --help shows what it takes."),
         ("train a.toml --out a --out b", "train: --out is given several times, expected once."),
         ("list --nonsense", "list has no option --nonsense; there are --help, --help-all, --json, --markdown."),

@@ -124,6 +124,14 @@ def test_scores_may_have_any_scale(scale):
     torch.testing.assert_close(fused, expected.float(), atol=1e-5, rtol=1e-5)
 
 
+def test_a_kernel_has_a_gradient_of_zeros_where_there_is_nothing():
+    for type in (torch.float32, torch.float64):
+        q = torch.randn(0, 5, 2, 4, dtype=type)
+        kernel = torch.randn(2, 3, 3, dtype=type, requires_grad=True)
+        composed_attention(q, q, q, pre_conv=kernel).sum().backward()
+        assert kernel.grad is not None and not kernel.grad.any()
+
+
 def test_a_centre_tap_is_no_convolution():
     q, k, v = qkv()
     kernel = torch.zeros(H, 3, 5, dtype=torch.float64)

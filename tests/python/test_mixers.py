@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import threading
 import warnings
@@ -392,7 +393,26 @@ def test_documents_and_memory():
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
     parts = torch.cat([layer(x[:, :3]), layer(x[:, 3:])], 1)
     torch.testing.assert_close(layer(x, documents=documents), parts)
-    assert layer(x, memory=inputs(1, 3)).shape == x.shape
+    assert headloom.mixer("mha", width=WIDTH, heads=4)(x, memory=inputs(1, 3)).shape == x.shape
+    with pytest.raises(ValueError, match="mha: window is 4, but a memory is read as a whole, expected none beside a memory"):
+        layer(x, memory=inputs(1, 3))
+    with pytest.raises(ValueError, match="fnet: documents are packed in a sequence, all of which it mixes, expected none"):
+        headloom.mixer("fnet", width=WIDTH, causal=False)(x, documents=documents)
+
+
+@pytest.mark.parametrize("heads", [3, 4])
+def test_alibi_is_exact_in_float64(heads):
+    """Also where the slopes are no powers of two."""
+    layer = headloom.mixer("mha", width=12, heads=heads, position="alibi").double()
+    x = torch.randn(1, 50, 12, dtype=torch.float64)
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (x @ layer.get_parameter("qkv.weight").T).chunk(3, -1))
+    slopes = 2 ** (-8 / heads * torch.arange(1, heads + 1, dtype=torch.float64))
+    place = torch.arange(50)
+    bias = (place[None] - place[:, None]) * slopes[:, None, None]
+    bias = bias.masked_fill(place[None] > place[:, None], -math.inf)
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    y = y.transpose(1, 2).flatten(2) @ layer.get_parameter("output.weight").T
+    torch.testing.assert_close(layer(x), y, atol=1e-13, rtol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -403,6 +423,13 @@ def test_documents_and_memory():
         (dict(type="mha", haeds=4), "did you mean 'mixer.heads'"),
         (dict(type="mha", heads=2.5), "expected an integer"),
         (dict(type="mha", heads=4, position="rop"), "rope"),
+        (dict(type="mha", heads=4, position="learned"), 'mha: position is "learned", which a model adds to its embedding'),
+        (dict(type="mha", heads=WIDTH), "rope rotates 1 of the 1 dimensions of a head"),
+        (dict(type="multi_token", heads=1), r'mix_heads is 2 \(post_mix is "groups"\), expected a divisor of heads = 1'),
+        (dict(type="synthesizer", heads=4, max_length=8, scores="dense", fixed=True), "fixed is true, expected false without random"),
+        (dict(type="dcmha", heads=4, pre=False, post=False, static="add"), 'static is "add", expected "off"'),
+        (dict(type="aft", form="simple", factor=2), 'factor is 2, expected 0 in the form "simple"'),
+        (dict(type="mha", heads=4, position={"type": "none", "scaling": "linear"}), "only rope is stretched"),
     ],
 )
 def test_errors_name_the_option(arguments, words):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -125,6 +126,15 @@ def test_weights_that_are_not_finite_are_named(place, tmp_path):
     for prompt, shown in [("The ", "The \n"), ("The\n", "The\n"), ("", "")]:
         done = headloom("generate", run, "--prompt", prompt, cwd=place, code=1)
         assert done.stdout == shown and done.stderr.startswith("headloom: the model's scores of the next token are not finite")
+
+
+def test_a_file_that_may_not_grow_is_an_error(place, tmp_path):
+    """A limit of the shell (ulimit -f) sends a signal that ends a process unless it is ignored."""
+    limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)), "env": ENVIRONMENT}
+    message = refused("train", "tune.toml", "--from", "runs/text", "--out", tmp_path / "run", cwd=place, code=1, **limited)
+    assert "cannot be written: File too large" in message
+    message = refused("export", "runs/text", "--out", tmp_path / "hub", cwd=place, code=1, **limited)
+    assert "cannot be written: File too large" in message
 
 
 def test_a_run_is_moved_and_its_data_too(place, tmp_path):

@@ -405,6 +405,74 @@ TEST(Report, SpeaksOfAFloorOnlyWhereOneIsDrawn) {
   };
   EXPECT_TRUE(says(1.7));
   EXPECT_FALSE(says(9));
+  // Of two, the one that models are judged by.
+  c.tasks[0].floors = {{"any token", 1.7}, {"a token that was shown", 0.5}};
+  const std::string caption = cost_chart(c, summarize(c).tasks[0]).caption;
+  EXPECT_NE(
+      caption.find("Dotted: what can be reached without learning, by any token. The best that "
+                   "can be reached without learning, by a token that was shown, is outside of "
+                   "the figure, at 0.500."),
+      std::string::npos)
+      << caption;
+}
+
+TEST(Report, AShareHasNoNumbersBeyondOne) {
+  Comparison c = lengths();
+  for (Build& build : c.builds) build.state_bytes = 4096;
+  for (auto& run : c.runs)
+    run.points.back().quality = 0.97 + 0.01 * static_cast<double>(run.seed % 4);
+  const std::string html = to_html(c);
+  EXPECT_NE(html.find(">100%</text>"), std::string::npos);
+  for (const char* beyond : {">102%</text>", ">104%</text>", ">105%</text>", ">110%</text>"}) {
+    EXPECT_EQ(html.find(beyond), std::string::npos) << beyond;
+  }
+}
+
+TEST(Report, LongNamesOfFloorsEndWithinTheirFigure) {
+  Comparison c = lengths();
+  const std::string name(200, 'x');
+  for (TaskInfo& task : c.tasks) task.floors = {{name, 0.5}};
+  const Chart chart = accuracy_chart(c, summarize(c).tasks[0]);
+  ASSERT_EQ(chart.drawings.size(), 1u);
+  EXPECT_EQ(chart.drawings[0].find(name), std::string::npos);
+  EXPECT_NE(chart.drawings[0].find("xx…xx"), std::string::npos);
+}
+
+TEST(Report, SaysInWhatElseRunsOfAGroupDiffer) {
+  Comparison c = lengths();
+  const auto said = [&] {
+    const std::string html = to_html(c);
+    const size_t at = html.find(" differ in <code>length</code>");
+    return html.substr(at, html.find("</p>", at) - at);
+  };
+  const auto set = [&](const std::string& task, const Setting& conditions, int64_t steps) {
+    for (Build& build : c.builds) {
+      if (build.task == task) build.conditions = conditions;
+    }
+    for (auto& run : c.runs) {
+      if (run.task != task) continue;
+      run.points.back().step = steps;
+      run.points.back().tokens = 100.0 * static_cast<double>(steps);
+    }
+  };
+  for (const TaskInfo& task : c.tasks) set(task.name, {{"batch", "8"}, {"lr", "0.1"}}, 1000);
+  EXPECT_EQ(said(), " differ in <code>length</code> alone.");
+  set(c.tasks[1].name, {{"batch", "8"}, {"lr", "0.2"}}, 1010);
+  c.swept = {"lr"};
+  EXPECT_EQ(said(), " differ in <code>length</code> alone.") << "what was swept, and whole steps";
+  set(c.tasks[2].name, {{"batch", "4"}, {"clip", "1"}, {"lr", "0.1"}}, 1000);
+  EXPECT_EQ(said(),
+            " differ in <code>length</code>. Runs on them also differ in <code>batch</code> and "
+            "<code>clip</code>, so that a line shows more than the effect of <code>length</code>.");
+  set(c.tasks[2].name, {{"batch", "8"}, {"lr", "0.1"}}, 2000);
+  EXPECT_EQ(said(),
+            " differ in <code>length</code>. Runs on them also differ in the tokens of training "
+            "(100k to 200k), so that a line shows more than the effect of <code>length</code>.");
+  for (auto& run : c.runs) {
+    if (run.task == c.tasks[2].name) run.points.back().step = 1000;
+  }
+  set(c.tasks[1].name, {{"batch", "8"}, {"lr", "0.1"}}, 1000);
+  EXPECT_EQ(said(), " differ in <code>length</code> alone.") << "longer sequences, as many of them";
 }
 
 TEST(Report, DrawsAccuracyAgainstTheWholeState) {

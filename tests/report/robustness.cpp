@@ -36,6 +36,13 @@ TEST(Robustness, SaysThatEverythingHolds) {
             "hold.");
 }
 
+TEST(Robustness, OfTwoModelsTheBetterOneIsTheBest) {
+  const Results two = {{"mha", five(1.94)}, {"dcmha", five(1.90, 1)}};
+  EXPECT_EQ(summarize(repeated(two, two)).tasks[0].robustness.at(0).answer,
+            "Under a second initialisation (equal_init = true) the ranking holds, and the one "
+            "claim holds.");
+}
+
 TEST(Robustness, SaysWhichClaimsDoNotHold) {
   EXPECT_EQ(sentence({{"mha", five(1.94)}, {"dcmha", five(1.939, 2)}, {"aft", five(1.99, 2)}}),
             "Under a second initialisation (equal_init = true) the ranking holds, but 2 of 3 "

@@ -36,6 +36,10 @@ class Aft final : public TokenMixer {
   Aft(const AftOptions& options, const LayerShape& shape)
       : options_(options), causal_(shape.causal), longest_(shape.max_length) {
     const int64_t width = shape.width;
+    if (options.factor > 0 && options.form != "full") {
+      usage_error("aft: factor is ", options.factor, ", expected 0 in the form \"", options.form,
+                  "\": it is the rank of \"full\".");
+    }
     // Rows: q, k, v.
     qkv_ = register_module("qkv",
                            std::make_shared<Linear>(width, 3 * width, shape.bias, shape.init_std));

@@ -132,6 +132,10 @@ Attention::Heads Attention::normed(Heads h) const {
 
 Tensor Attention::compute(const Tensor& x, const MixerContext& context) {
   const bool cross = context.memory.defined();
+  if (cross && options_.window) {
+    usage_error(type(), ": window is ", *options_.window,
+                ", but a memory is read as a whole, expected none beside a memory.");
+  }
   const Tensor& memory = cross ? context.memory : x;
   Heads h = project(x, memory);
   Positions before;

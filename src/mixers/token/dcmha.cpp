@@ -52,6 +52,10 @@ class Dcmha final : public Attention {
       usage_error("dcmha: groups is ", options.groups,
                   ", expected a divisor of heads = ", options.attention.heads, ".");
     }
+    if (options.static_mix != "off" && !options.pre && !options.post) {
+      usage_error("dcmha: static is \"", options.static_mix,
+                  "\", expected \"off\" where both pre and post are false.");
+    }
     const int64_t heads = sizes_.maps, groups = shape.share("groups", options.groups);
     const bool cut = shape.processes() > 1;
     for (const bool post : {false, true}) {

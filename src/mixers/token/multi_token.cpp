@@ -78,10 +78,10 @@ int64_t groups_of(const std::string& choice, const MultiTokenOptions& o) {
 
 // Throws UsageError where the heads, or the `own` ones of a process, are no whole groups.
 void check_groups(const MultiTokenOptions& o, const LayerShape& shape, int64_t own) {
-  const auto check = [&](const char* name, int64_t together) {
+  const auto check = [&](const char* name, int64_t together, const std::string& why = "") {
     const int64_t heads = o.attention.heads;
     if (heads % together != 0) {
-      usage_error("multi_token: ", name, " is ", together,
+      usage_error("multi_token: ", name, " is ", together, why,
                   ", expected a divisor of heads = ", heads, ".");
     }
     if (own % together == 0) return;
@@ -90,7 +90,11 @@ void check_groups(const MultiTokenOptions& o, const LayerShape& shape, int64_t o
                 " heads, expected a divisor of ", own, ".");
   };
   if (o.pre_conv || o.post_conv) check("conv_heads", o.conv_heads);
-  if (o.pre_mix == "groups" || o.post_mix == "groups") check("mix_heads", o.mix_heads);
+  const char* const mix = o.pre_mix == "groups"    ? "pre_mix"
+                          : o.post_mix == "groups" ? "post_mix"
+                                                   : nullptr;
+  // The preset sets both where nobody has written them.
+  if (mix) check("mix_heads", o.mix_heads, str(" (", mix, " is \"groups\")"));
 }
 
 // The options of a process's own heads. Throws UsageError where a part reads heads of others.

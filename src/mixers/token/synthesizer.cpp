@@ -43,6 +43,14 @@ struct SynthesizerOptions {
       }
     }
     if (scores.empty()) usage_error("synthesizer: scores is empty, expected one or more.");
+    const bool drawn = std::any_of(scores.begin(), scores.end(), [](const std::string& made) {
+      return made == "random" || made == "factorized_random";
+    });
+    if (fixed && !drawn) {
+      usage_error(
+          "synthesizer: fixed is true, expected false without random or factorized_random in "
+          "scores.");
+    }
     if (scores == std::vector<std::string>{"dot_product"}) {
       usage_error(
           "synthesizer: scores is \"dot_product\" alone, which is mha, expected it in a mixture.");

@@ -104,8 +104,9 @@ Tensor mix(const Tensor& x, const HeadMix& m) {
 // Grouped cross-correlation; x is already 0 where it does not count.
 Tensor correlate(const Tensor& x, const Tensor& kernel, const std::string& padding,
                  int64_t query_pad) {
-  // conv2d refuses what is smaller than its kernel, even where nothing comes of it.
-  if (TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return x;
+  // conv2d refuses what is smaller than its kernel, even where nothing comes of it. The sum, of
+  // which nothing comes either, gives the kernel a gradient of zeros.
+  if (TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return x + kernel.sum();
   const int64_t ck = fixed_size(kernel, -1);
   const int64_t left = padding == "both" ? (ck - 1) / 2 : padding == "left" ? ck - 1 : 0;
   const Tensor weight = kernel.dim() == 4 ? kernel : kernel.unsqueeze(1);
