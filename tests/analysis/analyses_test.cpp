@@ -448,7 +448,13 @@ TEST(States, WhatDoesNotFadeIsKeptForEver) {
 }
 
 TEST(Memory, FindsWhatAUnitFiresOn) {
-  const auto model = small_model(kMha + "\nchannel = { type = \"mlp\", hidden = 12 }");
+  const auto model = small_model(kMha + "\nchannel = { type = \"mlp\", hidden = 12 }",
+                                 "output_bias = true\n");
+  {
+    const at::NoGradGuard no_grad;  // which no unit writes
+    Tensor& bias = model->named_parameters()["output_bias"];
+    bias.copy_(at::arange(bias.numel()) * 100);
+  }
   const Subject subject = reading(model);
   const Findings found = run("memory", subject);
   const Tensor units = record(subject, {"units"}).find("layer0.units");
