@@ -66,7 +66,7 @@ const char* const kMapsBody = R"html(
 <p class="soft small" id="pair"></p>
 <div class="scroll" role="region" tabindex="0" aria-label="Composition map"><table class="square" id="square"></table></div></section>
 <section class="block wide" aria-labelledby="top"><h2 id="top">What the query sees</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="The keys with the values of the largest size"><table id="list" class="kinds"></table></div></section>
+<div class="scroll" role="region" tabindex="0" aria-label="The keys whose values are largest in size"><table id="list" class="kinds"></table></div></section>
 <section class="block" aria-labelledby="states"><h2 id="states">The query's hidden state</h2>
 <div class="scroll" role="region" tabindex="0" aria-label="Size of the hidden state after each layer"><table id="hidden"></table></div></section>
 </div>
@@ -205,7 +205,7 @@ const column = (text, css) => { const th = cell("th", text, css); th.scope = "co
 // Every map of the layer, at the keys that matter in the chosen one.
 function list(keys, texts, head) {
   const same = panel.maps.filter(m => m.projected === map.projected);
-  fill(at("list"), "The keys with the values of “" + map.label + "” that are largest in size",
+  fill(at("list"), "The keys whose values in “" + map.label + "” are largest in size",
     [column("key", "left"), ...same.map(m => column(m.short))],
     keys.map(s => {
       const button = cell("button", named(texts, s));

@@ -25,11 +25,12 @@ std::string in_context(const Subject& subject, const Tensor& tokens, int64_t n, 
 
 // The tokens whose scores a unit's value [C] raises most.
 std::string written(const Subject& subject, const Tensor& value) {
-  const Tensor there = value.to(subject.model->device()).view({1, 1, -1});
-  // What the output layer adds to every score is none of the value's.
-  const Tensor without = subject.model->logits(at::zeros_like(there));
-  const Tensor logits = (subject.model->logits(there) - without).flatten().cpu();
-  const Tensor best = std::get<1>(logits.topk(std::min<int64_t>(subject.top, logits.size(0))));
+  const Tensor there = value.to(subject.model->device());
+  // The value beside nothing, whose scores are the output layer's biases.
+  const Tensor both = at::stack({there, at::zeros_like(there)}).unsqueeze(0);
+  const Tensor logits = subject.model->logits(both).squeeze(0).cpu();
+  const Tensor raised = logits[0] - logits[1];
+  const Tensor best = std::get<1>(raised.topk(std::min<int64_t>(subject.top, raised.size(0))));
   std::vector<std::string> out;
   for (const auto& text : texts_of(subject, best)) out.push_back(quoted(text));
   return join(out, " ");

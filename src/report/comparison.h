@@ -150,8 +150,8 @@ struct Build {
   double mechanism_share =
       kUnknown;  // fraction of the forward FLOPs that the mechanism adds over plain attention
   std::string config{};  // complete TOML of the model
-  // What else decides a result on a task: the keys of [train] whose values differ from task to task
-  // for some reason of their own, and the model's sizes. ("batch", "32"), ("model.width", "64").
+  // What decides the model's result besides the task: its width and depth, and the keys of [train].
+  // ("model.width", "64"), ("batch", "32"). Empty where it is not known.
   Setting conditions{};
   // The keys of [train] that differ from the baseline's because the config says so: "weight_decay =
   // 0". What a sweep chose is not among them.

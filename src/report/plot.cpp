@@ -15,7 +15,8 @@ namespace {
 constexpr double kWidth = 480, kHeight = 300;
 constexpr double kLeft = 52, kTop = 14, kBottom = 42;
 constexpr double kLabelGap = 15;  // between the baselines of two end labels
-// A label's character where the page is narrow, and a line's leader to its label.
+// The width of a character of a label where the page is narrow, of one of a floor's name, and of a
+// line's leader to its label.
 constexpr double kLabelCharacter = 8.4, kNoteCharacter = 6, kLeader = 17;
 
 std::string num(double value) {
@@ -500,7 +501,7 @@ std::string draw(const LineChart& chart) {
   }
   const double count = std::max<double>(1, static_cast<double>(ends.size()));
   const double gap = std::min(kLabelGap, (kHeight - 14) / count);
-  // Beside the numbers of the axis only where there are too many.
+  // Labels reach down beside the numbers of the axis only where they need more than the frame.
   const bool fit = gap * (count - 1) <= f.bottom - f.top;
   const std::vector<double> places = spread_labels(ends, gap, f.top, fit ? f.bottom : kHeight - 8);
   for (size_t i = 0; i < drawn.size(); ++i) {
