@@ -48,11 +48,11 @@ const std::vector<Entry>& analyses() {
       {"noise", "the share of attention on the answer against the rest", "Ye et al. 2024", true,
        true, Choice::kHeads, noise},
       {"experts", "load and specialisation of experts", "Dai et al. 2024", true, true,
-       Choice::kLayers, experts},
+       Choice::kLayers, experts, /*lists=*/true},
       {"states", "norms of recurrent states and the spectrum of decays",
        "Peng et al. 2023; Sun et al. 2023; Gu & Dao 2023", true, true, Choice::kLayers, states},
       {"memory", "which tokens a hidden unit fires on, and what it writes", "Geva et al. 2021",
-       true, true, Choice::kLayers, memory},
+       true, true, Choice::kLayers, memory, /*lists=*/true},
       {"sparsity", "attention as a graph: edges, distances, sinks", "Joshi 2020", true, true,
        Choice::kHeads, sparsity},
       {"params", "parameters and FLOPs of each part, and what the mechanism adds",
@@ -120,7 +120,7 @@ std::vector<LayerPlace> chosen_layers(const Subject& subject) {
     const auto found = std::find_if(all.begin(), all.end(),
                                     [&](const LayerPlace& l) { return l.number == number; });
     if (found == all.end()) {
-      usage_error("there is no layer ", number, ", expected 0 to ", all.size() - 1, ".");
+      throw NoSuchPart(str("there is no layer ", number, ", expected 0 to ", all.size() - 1, "."));
     }
     chosen.push_back(*found);
   }
@@ -163,21 +163,36 @@ std::string channels_text(const Subject& subject) {
   });
 }
 
-std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads) {
-  if (!subject.heads.empty()) return subject.heads;
-  std::vector<int64_t> all(static_cast<size_t>(heads));
-  for (int64_t h = 0; h < heads; ++h) all[static_cast<size_t>(h)] = h;
-  return all;
+int64_t maps_of_head(const TokenMixer& mixer, int64_t maps) {
+  if (mixer.type() != "differential") return 1;
+  return maps / mixer.head_projections()->o.size(0);
 }
 
-Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::string& place) {
+Tensor chosen_heads(const Subject& subject, const Tensor& maps, const LayerPlace& place,
+                    bool cross) {
   if (subject.heads.empty()) return maps;
+  const int64_t each =
+      maps_of_head(cross ? *place.layer->cross : *place.layer->mixer, maps.size(1));
+  const int64_t heads = maps.size(1) / each;
   for (const int64_t head : subject.heads) {
-    if (head >= 0 && head < maps.size(1)) continue;
-    usage_error("there is no head ", head, " in ", place, ", expected 0 to ", maps.size(1) - 1,
-                ".");
+    if (head >= 0 && head < heads) continue;
+    throw NoSuchPart(
+        str("there is no head ", head, " in ", place.name, ", expected 0 to ", heads - 1, "."));
   }
-  return maps.index_select(1, at::tensor(subject.heads, at::kLong));
+  const std::vector<int64_t> numbers =
+      map_numbers(subject, each * static_cast<int64_t>(subject.heads.size()));
+  return maps.index_select(1, at::tensor(numbers, at::kLong));
+}
+
+std::vector<int64_t> map_numbers(const Subject& subject, int64_t kept) {
+  std::vector<int64_t> numbers;
+  const auto heads = static_cast<int64_t>(subject.heads.size());
+  for (int64_t i = 0; i < kept; ++i) {
+    const int64_t each = heads == 0 ? 1 : kept / heads;
+    const int64_t head = heads == 0 ? i : subject.heads[static_cast<size_t>(i / each)];
+    numbers.push_back(head * each + i % each);
+  }
+  return numbers;
 }
 
 bool in_encoder(const std::string& place) { return place.starts_with("encoder."); }
@@ -218,7 +233,10 @@ ModelInput shortened(const ModelInput& input, int64_t length) {
   cut(out.tokens);
   cut(out.documents);
   cut(out.segments);
-  if (out.lengths.defined()) out.lengths = out.lengths.clamp_max(length);
+  cut(out.source);
+  for (Tensor* lengths : {&out.lengths, &out.source_lengths}) {
+    if (lengths->defined()) *lengths = lengths->clamp_max(length);
+  }
   return out;
 }
 

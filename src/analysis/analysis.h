@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/error.h"
 #include "mixers/recording.h"
 #include "model/model.h"
 #include "report/plot.h"
@@ -62,13 +63,19 @@ struct Entry {
   bool input;          // needs something that the model reads
   Choice choice;       // heads where layers can be chosen too
   Findings (*run)(const Subject& subject);
+  bool lists = false;  // shows the `top` of something
 };
 const std::vector<Entry>& analyses();
 // Throws UsageError with the nearest name, of these and of `others`, which are not found here.
 const Entry& find_analysis(const std::string& name, const std::vector<std::string>& others = {});
 
-// Runs it. Throws UsageError where the model has nothing of the kind, and for layers and heads that
-// it does not have.
+// A layer or head is asked for that the model does not have.
+class NoSuchPart : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
+// Runs it. Throws UsageError where the model has nothing of the kind, and NoSuchPart.
 Findings analyze(const Entry& entry, const Subject& subject);
 
 // All but the figures.
@@ -105,11 +112,14 @@ Recording record(const Subject& subject, const ModelInput& input, std::vector<st
 std::string mixers_text(const Subject& subject);
 std::string channels_text(const Subject& subject);
 
-// maps [B, H, T, S] -> those of the heads that were asked for. Throws UsageError for heads that it
-// does not have; `place` is its layer.
-Tensor chosen_heads(const Subject& subject, const Tensor& maps, const std::string& place);
-// The numbers of the heads that chosen_heads() keeps of `heads`, in the same order.
-std::vector<int64_t> head_numbers(const Subject& subject, int64_t heads);
+// How many of a mixer's maps belong to each head: two before differential's difference, else one.
+int64_t maps_of_head(const TokenMixer& mixer, int64_t maps);
+// maps [B, H, T, S] of a layer, of its cross-attention where `cross` -> those of the heads that
+// were asked for. Throws NoSuchPart for heads that it does not have.
+Tensor chosen_heads(const Subject& subject, const Tensor& maps, const LayerPlace& place,
+                    bool cross = false);
+// The numbers of the `kept` maps that chosen_heads() has kept of a layer, in the same order.
+std::vector<int64_t> map_numbers(const Subject& subject, int64_t kept);
 
 // Whether the columns of the layer's map `name` ("weights") are positions, and no combinations of
 // them.
@@ -135,7 +145,7 @@ Tensor without_padding(const Reading& reading, const LayerPlace& place, std::str
 // A line through share [n] at 1, 2, ... n.
 report::Line curve(const std::string& label, int style, const Tensor& share);
 
-// The context's first `length` positions alone.
+// The first `length` positions of the tokens, and of the source, alone.
 ModelInput shortened(const ModelInput& input, int64_t length);
 
 // --- The analyses, one file each ------------------------------------------------------------

@@ -1,6 +1,8 @@
 // Attention maps before and after composition (Xiao et al. 2024, eq. 7 and 8), and hidden states.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "analysis/analysis.h"
 #include "core/text.h"
 
@@ -53,8 +55,12 @@ Findings maps(const Subject& subject) {
     // Composition maps join heads; all others have a head each.
     const bool map = tensor.dim() == 4 && name.find(".map_") == std::string::npos;
     any |= map;
-    const std::string place = name.substr(0, name.find('.', name.find("layer")));
-    out.tensors.emplace_back(name, map ? chosen_heads(subject, tensor, place) : tensor);
+    const size_t end = name.find('.', name.find("layer"));
+    const auto place = std::find_if(layers.begin(), layers.end(), [&](const LayerPlace& layer) {
+      return layer.name == name.substr(0, end);
+    });
+    const bool cross = name.substr(end + 1).starts_with("cross.");
+    out.tensors.emplace_back(name, map ? chosen_heads(subject, tensor, *place, cross) : tensor);
   }
   if (!any) {
     usage_error("there are no attention maps: ", mixers_text(subject), ".");

@@ -97,7 +97,7 @@ Json panel_of(const Findings& findings, const LayerPlace& place, const std::stri
     map["short"] = kind.brief;
     map["scores"] = kind.scores;
     map["projected"] = !columns_are_positions(place, prefix + kind.name);
-    map["heads"] = head_numbers(subject, at->second.size(1));
+    map["heads"] = map_numbers(subject, at->second.size(1));
     maps.push_back(std::move(map));
   }
   if (maps.empty()) return {};

@@ -10,7 +10,7 @@
 namespace headloom::analysis {
 namespace {
 
-constexpr int64_t kFirings = 10;  // of a unit that are looked at
+constexpr int64_t kFirings = 10;  // of a unit that are looked at: its highest
 constexpr int64_t kBefore = 4;    // tokens of context shown before one
 
 std::string quoted(const std::string& text) { return "\u201c" + text + "\u201d"; }
@@ -45,58 +45,67 @@ Findings memory(const Subject& subject) {
   }
   const Recording recording = record(subject, {"units", "unit_values"});
   Findings out{.title = "Hidden units as memory"};
-  Table table{
-      .title = "The most selective units of each layer",
-      .columns = {"layer", "unit", "largest / mean", "same token", "fires on", "writes towards"}};
+  Table table{.title = "The most selective units of each layer",
+              .columns = {"layer", "unit", "highest / mean", "firings", "same token", "fires on",
+                          "writes towards"}};
   const std::string& kind = subject.model->config().kind;
   const bool scores_tokens = kind == "decoder" || kind == "encoder_decoder";
+  bool any = false;
   for (const LayerPlace& place : chosen_layers(subject)) {
     const Tensor units = recording.find(place.name + ".units");
     const Reading reading = reading_of(subject.input, place.name);
     if (!units.defined() || !reading.tokens.defined()) continue;
+    any = true;
     const int64_t length = units.size(1);
     Tensor flat = units.flatten(0, 1).to(at::kDouble);  // [N, units]
     Tensor real = at::arange(flat.size(0));             // positions that are no padding
     if (reading.real.defined()) real = reading.real.flatten().nonzero().squeeze(1);
     flat = flat.index_select(0, real);
-    const int64_t firings = std::min(kFirings, flat.size(0));
-    const auto [top, where_real] = flat.topk(firings, 0);  // [firings, units]
+    const auto [top, where_real] = flat.topk(std::min(kFirings, flat.size(0)), 0);
     const Tensor where = real.index_select(0, where_real.flatten()).view_as(where_real);
-    // A unit that is mostly quiet and now and then fires high is selective.
-    const Tensor selectivity = top[0] / flat.abs().mean(0).clamp_min(1e-30);
+    const Tensor firings = top.gt(0).sum(0);  // of each unit: elsewhere it does not fire
+    // A unit that is mostly quiet and now and then fires high is selective. The mean over firings,
+    // so that one that fires a single time does not stand before all others.
+    const Tensor selectivity =
+        top.clamp_min(0).sum(0) / kFirings / flat.abs().mean(0).clamp_min(1e-30);
     const Tensor chosen =
         std::get<1>(selectivity.topk(std::min<int64_t>(subject.top, selectivity.size(0))));
     const Tensor values = recording.find(place.name + ".unit_values");  // [C, units]
     // What an encoder writes is read by cross-attention, not by the output layer.
     const bool writes = values.defined() && scores_tokens && !in_encoder(place.name);
     const Tensor all = reading.tokens.to(at::kLong).flatten();
-    out.tensors.emplace_back(place.name + ".largest", top);
+    out.tensors.emplace_back(place.name + ".largest", top);  // [at most 10, units]
     out.tensors.emplace_back(place.name + ".positions", where);
     out.tensors.emplace_back(place.name + ".selectivity", selectivity);
     for (int64_t i = 0; i < chosen.size(0); ++i) {
       const int64_t unit = chosen[i].item<int64_t>();
-      const Tensor at_places = where.select(1, unit);
+      const auto times = firings[unit].item<int64_t>();
+      if (times == 0) continue;
+      const Tensor at_places = where.select(1, unit).narrow(0, 0, times);
       const Tensor counts = at::bincount(all.index_select(0, at_places));
       std::vector<std::string> shown;
-      for (int64_t j = 0; j < std::min<int64_t>(3, firings); ++j) {
+      for (int64_t j = 0; j < std::min<int64_t>(3, times); ++j) {
         shown.push_back(in_context(subject, all, at_places[j].item<int64_t>(), length));
       }
       table.rows.push_back(
-          {place.name, unit, selectivity[unit].item<double>(),
-           static_cast<double>(counts.max().item<int64_t>()) / static_cast<double>(firings),
+          {place.name, unit, selectivity[unit].item<double>(), times,
+           static_cast<double>(counts.max().item<int64_t>()) / static_cast<double>(times),
            join(shown), writes ? written(subject, values.select(1, unit)) : std::string("–")});
     }
   }
-  if (table.rows.empty()) {
+  if (!any) {
     usage_error("the analysis memory is about hidden units that read tokens, but ",
                 channels_text(subject), ", expected mlp, swiglu or rwkv_channel.");
   }
   out.tables.push_back(std::move(table));
   out.sentences.push_back(
-      str("Same token: the share of a unit's ", kFirings,
-          " highest firings (all where there are fewer) that are on one token. The token in "
-          "brackets is the one that it fires on. Writes towards: the tokens whose scores the "
-          "unit's value raises most."));
+      str("A unit fires where it is above 0. Highest / mean: the mean of its ", kFirings,
+          " highest firings, those that are missing counted as 0, over the mean of its absolute "
+          "values. Firings: how many of the ",
+          kFirings,
+          " there are. Same token: the share of "
+          "them that is on one token. The token in brackets is the one that it fires on. Writes "
+          "towards: the tokens whose scores the unit's value raises most."));
   return out;
 }
 

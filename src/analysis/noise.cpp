@@ -150,9 +150,10 @@ Findings noise(const Subject& subject) {
       if (!recorded.defined() || !columns_are_positions(place, map)) continue;
       const Reading reading = reading_of(subject.input, place.name);
       const Tensor whole = without_padding(reading, place, map, recorded);
-      const Tensor maps = chosen_heads(subject, whole, place.name);
+      const Tensor maps = chosen_heads(subject, whole, place);
       const Shares shares = shares_of(maps, questions);
-      const std::vector<int64_t> numbers = head_numbers(subject, maps.size(1));
+      const std::vector<int64_t> numbers = map_numbers(subject, maps.size(1));
+      const int64_t each = maps_of_head(*place.layer->mixer, whole.size(1));
       const char* name = composed ? "composed" : "softmax";
       const double mean = shares.answer.mean().item<double>();
       if (!composed) {
@@ -167,11 +168,13 @@ Findings noise(const Subject& subject) {
       }
       for (int64_t h = 0; h < maps.size(1); ++h) {
         const double own = shares.answer[h].item<double>();
-        table.rows.push_back({place.name, std::string(name), numbers[static_cast<size_t>(h)], own,
-                              shares.rest[h].item<double>(), shares.first[h].item<double>()});
+        const int64_t number = numbers[static_cast<size_t>(h)], head = number / each;
+        const std::string which = each == 1 ? "" : str(" ", 1 + number % each);
+        table.rows.push_back({place.name, name + which, head, own, shares.rest[h].item<double>(),
+                              shares.first[h].item<double>()});
         if (composed && own > best) {
           best = own;
-          best_place = str("head ", numbers[static_cast<size_t>(h)], " of ", place.name);
+          best_place = str("head ", head, " of ", place.name);
         }
       }
       out.tensors.emplace_back(str(place.name, ".", name, ".answer"), shares.answer);

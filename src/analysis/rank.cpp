@@ -59,9 +59,8 @@ Figure spectrum_figure(const std::vector<report::Line>& lines) {
 // The lengths at which ranks are compared, ascending: that of the longest text without its padding,
 // and its halves. A single 0 stands for an input that is taken as it is.
 std::vector<int64_t> lengths_of(const ModelInput& input) {
-  if (!input.tokens.defined()) return {0};
+  if (!input.tokens.defined() || input.source.defined()) return {0};
   std::vector<int64_t> lengths = {input.tokens.size(1)};
-  if (input.source.defined()) return lengths;
   if (input.lengths.defined()) {
     lengths[0] = std::max<int64_t>(1, input.lengths.max().item<int64_t>());
   }
@@ -101,7 +100,7 @@ Findings rank(const Subject& subject) {
               t.scalar_type(), ": convert it to float32.");
         }
         const Reading reading = reading_of(input, place.name);
-        return without_padding(reading, place, name, chosen_heads(subject, t, place.name));
+        return without_padding(reading, place, name, chosen_heads(subject, t, place));
       };
       const Tensor weights = map("weights.composed");
       if (!weights.defined()) continue;

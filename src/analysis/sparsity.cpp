@@ -18,7 +18,7 @@ Findings sparsity(const Subject& subject) {
   for (const LayerPlace& place : chosen_layers(subject)) {
     const Tensor whole = recording.find(place.name + ".weights.composed");
     if (!whole.defined()) continue;
-    const Tensor maps = chosen_heads(subject, whole, place.name);
+    const Tensor maps = chosen_heads(subject, whole, place);
     // Weights that mixers subtract count by their size, as shares of a row.
     const Reading reading = reading_of(subject.input, place.name);
     const Tensor size =
@@ -48,7 +48,7 @@ Findings sparsity(const Subject& subject) {
                                           mean(density),  mean(entropy),
                                           mean(distance), mean(share.select(-1, 0)),
                                           mean(own),      in_degree.mean(0)};
-    const std::vector<int64_t> numbers = head_numbers(subject, maps.size(1));
+    const std::vector<int64_t> numbers = map_numbers(subject, maps.size(1));
     for (int64_t h = 0; h < maps.size(1); ++h) {
       std::vector<Cell> row = {place.name, numbers[static_cast<size_t>(h)]};
       for (const Tensor& t : of_heads) row.emplace_back(t[h].item<double>());

@@ -29,19 +29,44 @@ std::vector<double> spread(const Tensor& values) {
 // A layer's number, and the name of one of its states.
 using StateKey = std::pair<int64_t, std::string>;
 struct StateNorms {
-  std::vector<Tensor> by_position;  // [B] each
+  std::vector<Tensor> by_position;  // [B] each, NaN where the sequence has ended
   int64_t numbers = 0;              // of a sequence's state
 };
+
+// Documents inside which attention stays, as sequences of their own: a state begins anew in each.
+ModelInput with_documents_apart(const ModelInput& input) {
+  if (!input.documents.defined()) return input;
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  std::vector<Tensor> apart;
+  std::vector<int64_t> lengths;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t end = input.lengths.defined() ? input.lengths[b].item<int64_t>() : length;
+    const Tensor documents = input.documents[b].contiguous();
+    const int64_t* const of = documents.const_data_ptr<int64_t>();
+    for (int64_t begin = 0, t = 1; t <= end; ++t) {
+      if (t < end && of[t] == of[begin]) continue;
+      apart.push_back(input.tokens[b].narrow(0, begin, t - begin));
+      lengths.push_back(t - begin);
+      begin = t;
+    }
+  }
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  for (Tensor& t : apart) t = at::constant_pad_nd(t, {0, longest - t.size(0)});
+  return {.tokens = at::stack(apart), .lengths = at::tensor(lengths, at::kLong)};
+}
 
 // Sums of exponentials that have no term yet begin with exponents below this.
 constexpr double kNothing = -1e37;
 
-// Decodes the input token by token.
+// Decodes the input token by token. What comes after the end of a sequence cannot change what was
+// before it, and is left out.
 std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelInput& input) {
   DecoderState state =
       model.initial_state({}, {.tokens = input.source, .lengths = input.source_lengths});
   std::map<StateKey, StateNorms> found;
-  for (int64_t t = 0; t < input.tokens.size(1); ++t) {
+  const int64_t longest =
+      input.lengths.defined() ? input.lengths.max().item<int64_t>() : input.tokens.size(1);
+  for (int64_t t = 0; t < longest; ++t) {
     model.extend(input.tokens.narrow(1, t, 1), state);
     for (size_t l = 0; l < state.layers.size(); ++l) {
       for (const auto& [name, value] : state.layers[l].mixer.recurrent) {
@@ -49,7 +74,9 @@ std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelI
         StateNorms& of = found[{model.decoder_layers().first() + static_cast<int64_t>(l), name}];
         // Exponents of sums of nothing (aft's places that are not yet filled) hold no state.
         const Tensor filled = value.to(at::kDouble).masked_fill(value <= kNothing, 0);
-        of.by_position.push_back(filled.flatten(1).norm(2, {1}));
+        Tensor norm = filled.flatten(1).norm(2, {1}).cpu();
+        if (input.lengths.defined()) norm.masked_fill_(input.lengths.le(t), std::nan(""));
+        of.by_position.push_back(norm);
         of.numbers = value[0].numel();
       }
     }
@@ -71,22 +98,26 @@ Findings states(const Subject& subject) {
   for (const LayerPlace& place : layers) {
     const Tensor decay = recording.find(place.name + ".decay");
     if (!decay.defined()) continue;
-    const Tensor life = half_life(decay);
-    const std::vector<double> s = spread(life);
+    const Tensor real = reading_of(subject.input, place.name).real;
+    // Retention's and rwkv's are the same at every position.
+    const bool of_positions = decay.dim() > 1;
+    const Tensor shown = of_positions && real.defined() ? decay.index({real}) : decay;
+    const std::vector<double> s = spread(half_life(shown));
     decays.rows.push_back(
-        {place.name, place.layer->mixer->type(), decay.numel(), s[0], s[1], s[2]});
+        {place.name, place.layer->mixer->type(), shown.numel(), s[0], s[1], s[2]});
     out.tensors.emplace_back(place.name + ".decay", decay);
   }
   std::vector<report::Line> lines;
   auto* decoder = dynamic_cast<AutoregressiveModel*>(subject.model);
   const Tensor& tokens = subject.input.tokens;
   if (decoder != nullptr && decoder->decoder_layers().stateful() && tokens.defined()) {
-    const std::map<StateKey, StateNorms> found = norms_of(*decoder, subject.input);
+    const ModelInput apart = with_documents_apart(subject.input);
+    const std::map<StateKey, StateNorms> found = norms_of(*decoder, apart);
     for (const LayerPlace& place : layers) {
       for (const auto& [key, state] : found) {
         if (key.first != place.number) continue;
-        const Tensor norm = at::stack(state.by_position, 1).cpu();  // [B, T]
-        const Tensor mean = norm.mean(0);
+        const Tensor norm = at::stack(state.by_position, 1);  // [B, T]
+        const Tensor mean = norm.nanmean(0);
         const int64_t n = mean.size(0);
         norms.rows.push_back({place.name, place.layer->mixer->type(), key.second, state.numbers,
                               mean[0].item<double>(), mean[n / 2].item<double>(),

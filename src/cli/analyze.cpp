@@ -31,11 +31,13 @@ constexpr const char* kOverhead = "overhead";
 constexpr int64_t kShownTokens = 64, kReadTokens = 256;
 
 struct AnalyzeArguments {
-  std::string run, what, checkpoint = "best", device = "cpu", out, answer;
-  std::optional<std::string> text;
+  std::string run, what, checkpoint = "best", device = "cpu", out;
+  std::optional<std::string> text, answer;
   std::vector<int64_t> layers, heads;
-  int64_t sequences = 0, length = 0, top = 5;
+  int64_t sequences = 0, length = 0;
+  std::optional<int64_t> top;
   std::optional<double> seconds;
+  std::string of_run;  // an option that is given and has a use only beside a run; "" for none
   bool json = false, tensors = false;
 };
 
@@ -56,9 +58,13 @@ void sort_out(AnalyzeArguments& a) {
   if (!near.empty() && !std::filesystem::exists(a.run)) {
     usage_error("there is no folder and no analysis '", a.run, "'; did you mean '", near, "'?");
   }
-  if (a.run.empty() && a.what != "theorems") {
+  if (!a.run.empty()) return;
+  if (a.what != "theorems") {
     usage_error("analyze: RUN, the folder of the run to look into, is missing; expected ",
                 program_name(), " analyze RUN ", a.what.empty() ? "[WHAT]" : a.what, ".");
+  }
+  if (!a.of_run.empty()) {
+    usage_error(a.of_run, " is given, but 'theorems' is computed without a run: leave it out.");
   }
 }
 
@@ -77,6 +83,15 @@ void check_use(const AnalyzeArguments& a) {
   if ((a.length > 0 || a.sequences > 0) && a.what != kOverhead && !can_read(a.what)) {
     usage_error(a.length > 0 ? "--length" : "--sequences", " is given, but '", a.what,
                 "' reads nothing: leave it out.");
+  }
+  if (a.answer && !a.what.empty() && a.what != "noise") {
+    usage_error("--answer is of 'noise', but '", a.what, "' asks for none: leave it out.");
+  }
+  if (a.answer && !a.text) usage_error("--answer is a part of --text, but --text is missing.");
+  const bool lists =
+      a.what.empty() || (a.what != kOverhead && analysis::find_analysis(a.what).lists);
+  if (a.top && !lists) {
+    usage_error("--top is given, but '", a.what, "' has no list of the highest: leave it out.");
   }
   using analysis::Choice;
   const Choice choice = a.what.empty()        ? Choice::kHeads
@@ -130,21 +145,23 @@ void read_text(const AnalyzeArguments& a, LoadedRun& run, const Codec& codec, Su
                 " (model.max_length).");
   }
   subject.input.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
-  if (a.answer.empty()) return;
+  if (!a.answer) return;
+  const std::string& answer = *a.answer;
+  if (answer.empty()) usage_error("--answer is empty, expected a part of --text.");
   // The last place of the text where the answer stands.
   const std::vector<std::string> pieces = codec.pieces(tokens);
   std::string whole;
   std::vector<size_t> ends;
   for (const std::string& piece : pieces) ends.push_back((whole += piece).size());
-  const size_t found = whole.rfind(a.answer);
+  const size_t found = whole.rfind(answer);
   if (found == std::string::npos) {
-    usage_error("--answer is '", a.answer, "', which does not stand in --text.");
+    usage_error("--answer is '", answer, "', which does not stand in --text.");
   }
   subject.answer = at::zeros({count}, at::kBool);
   for (int64_t i = 0; i < count; ++i) {
     const size_t begin = i == 0 ? 0 : ends[static_cast<size_t>(i - 1)];
     const size_t end = ends[static_cast<size_t>(i)];
-    if (end > found && begin < found + a.answer.size()) subject.answer[i] = true;
+    if (end > found && begin < found + answer.size()) subject.answer[i] = true;
   }
 }
 
@@ -168,15 +185,21 @@ void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   }
   const auto task = own_task(a, run.config);
   say_what_changed(a.run, run.config, *task);
+  const int64_t held_out = task->eval_sequences();
+  if (a.sequences > held_out) {
+    usage_error("--sequences is ", a.sequences, ", but the task evaluates ", held_out,
+                " (task.eval_sequences, or all that are held out).");
+  }
   const int64_t wanted = a.sequences > 0 ? a.sequences : a.what == "maps" ? 1 : 8;
-  const data::Batch batch = task->eval_batch(0, std::min(wanted, task->eval_sequences()));
+  const data::Batch batch = task->eval_batch(0, std::min(wanted, held_out));
   subject.input = model_input(batch);
   // Classes are no tokens, and a masked token is not asked for by what stands before it.
   if (task->goal() == data::Goal::next_token) subject.targets = batch.targets;
-  const Tensor& tokens = subject.input.tokens;
-  if (tokens.defined() && a.length > tokens.size(1)) {
-    usage_error("--length is ", a.length, ", but the task's sequences have ", tokens.size(1),
-                " tokens.");
+  const Tensor &tokens = subject.input.tokens, &source = subject.input.source;
+  if (!tokens.defined()) return;
+  const int64_t longest = std::max(tokens.size(1), source.defined() ? source.size(1) : 0);
+  if (a.length > longest) {
+    usage_error("--length is ", a.length, ", but the task's sequences have ", longest, " tokens.");
   }
 }
 
@@ -210,9 +233,8 @@ void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subj
   if (maps && input.lengths.defined()) {
     length = std::min(length, std::max<int64_t>(1, input.lengths.max().item<int64_t>()));
   }
-  length = std::min(length, input.tokens.size(1));
   if (subject.targets.defined() && subject.targets.sizes() == input.tokens.sizes()) {
-    subject.targets = subject.targets.narrow(1, 0, length);
+    subject.targets = subject.targets.narrow(1, 0, std::min(length, input.tokens.size(1)));
   }
   input = analysis::shortened(input, length);
 }
@@ -278,6 +300,8 @@ void print_all(bool json, const std::function<Findings(const std::string&)>& fin
       if (json) continue;
       std::printf("%-10s %s\n", entry.name.c_str(), entry.doc.c_str());
       for (const std::string& sentence : found.sentences) std::printf("  %s\n", sentence.c_str());
+    } catch (const analysis::NoSuchPart&) {
+      throw;  // what the user asks for is wrong, not what the model has
     } catch (const UsageError& error) {
       all[entry.name] = {{"refused", error.what()}};
       if (!json) std::printf("%-10s not here: %s\n", entry.name.c_str(), error.what());
@@ -293,16 +317,14 @@ int run_analyze(AnalyzeArguments a) {
   if (a.what == kOverhead && !device.is_cpu()) {
     usage_error("overhead times the CPU, but --device is \"", a.device, "\", expected \"cpu\".");
   }
-  Subject subject{.layers = a.layers, .heads = a.heads, .top = a.top};
+  Subject subject{.layers = a.layers, .heads = a.heads};
+  if (a.top) subject.top = *a.top;
   std::optional<LoadedRun> run;
   if (!a.run.empty()) {
     run.emplace(load_run(a.run, a.checkpoint));
     if (a.what != kOverhead) CheckpointStore(a.run).check_finite(run->step, *run->model);
     run->model->to(device);
     subject.model = run->model.get();
-  }
-  if (!a.answer.empty() && !a.text) {
-    usage_error("--answer is a part of --text, but --text is missing.");
   }
   const bool reads = run && can_read(a.what);
   if (reads) read_input(a, *run, subject);
@@ -360,9 +382,8 @@ Command analyze_command() {
                        "tokens of each, 256 by default, 64 for maps, all for noise; of overhead: "
                        "positions")
             ->check(whole_number(1));
-        app.add_option("--top", a->top, "how many a list shows")
-            ->check(whole_number(1))
-            ->capture_default_str();
+        app.add_option("--top", a->top, "how many a list of memory or experts shows, 5 by default")
+            ->check(whole_number(1));
         app.add_option("--seconds", a->seconds, "overhead: time for each measurement, 4 by default")
             ->check(real_number(positive()));
         add_device_option(app, a->device);
@@ -371,7 +392,12 @@ Command analyze_command() {
             ->check(not_empty());
         app.add_flag("--tensors", a->tensors, "also write WHAT.safetensors there");
         app.add_flag("--json", a->json, "print the result as JSON");
-        return [a] { return run_analyze(*a); };
+        return [a, &app] {
+          for (const char* option : {"--device", "--checkpoint"}) {
+            if (app.count(option) > 0) a->of_run = option;
+          }
+          return run_analyze(*a);
+        };
       }};
 }
 

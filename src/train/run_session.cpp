@@ -7,6 +7,7 @@
 #include "core/json_text.h"
 #include "core/shell.h"
 #include "core/text.h"
+#include "train/reported.h"
 #include "train/run_folder.h"
 #include "train/run_past.h"
 
@@ -213,6 +214,13 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& t
   if (!changes.empty() && config_.train.steps <= from) {
     usage_error(folder, ": is at step ", from, ", so 'train.steps' = ", config_.train.steps,
                 " leaves nothing to train, expected more.");
+  }
+  std::vector<EvalPoint> done = read_metrics(folder + "/metrics.jsonl").evaluations;
+  std::erase_if(done, [&](const EvalPoint& point) { return point.step != from; });
+  if (!changes.empty() && is_whole(config_.train, done)) {
+    usage_error(folder, ": at step ", from,
+                " it has reached 'train.stop_accuracy' = ", *config_.train.stop_accuracy,
+                ", which leaves nothing to train, expected a higher one or none.");
   }
   TrainState state = store_.load(from, model, optimizer);
   const std::optional<StoredData> data = data_of(config_, task);

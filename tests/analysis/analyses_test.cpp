@@ -322,7 +322,7 @@ void expect_same(const Table& found, const Table& expected) {
   ASSERT_EQ(found.rows.size(), expected.rows.size());
   for (size_t row = 0; row < expected.rows.size(); ++row) {
     for (const std::string& column : expected.columns) {
-      if (column == "layer" || column == "mixer") continue;
+      if (column == "layer" || column == "mixer" || column == "state") continue;
       EXPECT_NEAR(number(found, row, column), number(expected, row, column), 1e-9) << column;
     }
   }
@@ -343,7 +343,7 @@ TEST(Padding, DoesNotCount) {
   }
   const Table expected = run("memory", whole).tables[0], found = run("memory", padded).tables[0];
   for (size_t row = 0; row < expected.rows.size(); ++row) {
-    EXPECT_NEAR(number(found, row, "largest / mean"), number(expected, row, "largest / mean"),
+    EXPECT_NEAR(number(found, row, "highest / mean"), number(expected, row, "highest / mean"),
                 1e-9);
   }
 }
@@ -362,6 +362,52 @@ TEST(Padding, DoesNotCountInCompositionAndRank) {
   }
   // At lengths 4 and 8 of two layers: no text is as long as the padded ones.
   EXPECT_EQ(run("rank", padded).tables[0].rows.size(), 4u);
+}
+
+// The same of recurrent states, whose rows end where their sequences do.
+TEST(Padding, DoesNotCountInStates) {
+  for (const char* type : {"mamba", "gla", "retention", "rwkv"}) {
+    SCOPED_TRACE(type);
+    const auto model = small_model(str("mixer = { type = \"", type, "\" }"));
+    const Tensor tokens = few_tokens(2, 16);
+    const Subject whole = reading(model, tokens.narrow(1, 0, 12));
+    Subject padded = reading(model, tokens);
+    padded.input.lengths = at::full({2}, 12, at::kLong);
+    for (const size_t table : {0, 1}) {
+      expect_same(run("states", padded).tables[table], run("states", whole).tables[table]);
+    }
+    // A shorter sequence counts where it is.
+    padded.input.lengths = at::tensor({12, 5}, at::kLong);
+    const Findings found = run("states", padded);
+    for (const auto& [key, norm] : found.tensors) {
+      if (!key.starts_with("layer1.norm.")) continue;
+      EXPECT_EQ(norm.sizes(), at::IntArrayRef({2, 12}));
+      EXPECT_EQ(norm.isnan().sum().item<int64_t>(), 7);
+      EXPECT_TRUE(norm[1].narrow(0, 5, 7).isnan().all().item<bool>());
+      EXPECT_TRUE(at::allclose(norm[0], tensor_of(run("states", whole), key)[0], 1e-12, 1e-12));
+    }
+    EXPECT_FALSE(std::isnan(number(found.tables[0], 0, "last")));
+  }
+}
+
+// A state begins anew in each document.
+TEST(States, DocumentsAreSequencesOfTheirOwn) {
+  const auto model = small_model("mixer = { type = \"gla\", heads = 2 }");
+  const Tensor tokens = few_tokens(2, 9);
+  Subject subject = reading(model, tokens);
+  subject.input.documents =
+      at::tensor({0, 0, 0, 0, 1, 1, 1, 1, 1, 7, 7, 7, 7, 7, 7, 7, 7, 7}, at::kLong).view({2, 9});
+  const Tensor norm = tensor_of(run("states", subject), "layer1.norm.gla");
+  ASSERT_EQ(norm.sizes(), at::IntArrayRef({3, 9}));
+  const auto expect = [&](int64_t row, const Tensor& alone) {
+    const Tensor own =
+        tensor_of(run("states", reading(model, alone.unsqueeze(0))), "layer1.norm.gla");
+    EXPECT_TRUE(at::allclose(norm[row].narrow(0, 0, alone.size(0)), own[0], 1e-12, 1e-12)) << row;
+    EXPECT_TRUE(norm[row].slice(0, alone.size(0)).isnan().all().item<bool>()) << row;
+  };
+  expect(0, tokens[0].narrow(0, 0, 4));
+  expect(1, tokens[0].narrow(0, 4, 5));
+  expect(2, tokens[1]);
 }
 
 // Linformer records weights on the positions of the padding, which its keys do not hold. Its rank
@@ -410,9 +456,9 @@ TEST(EncoderDecoder, TokensAreThoseThatTheStackReads) {
   for (const auto& row : memory.rows) {
     if (std::get<std::string>(row[0]) != "encoder.layer1") continue;
     ++of_encoder;
-    EXPECT_EQ(std::get<double>(row[3]), 1);  // every token that is no padding is a 7
-    EXPECT_NE(std::get<std::string>(row[4]).find("[7]"), std::string::npos);
-    EXPECT_EQ(std::get<std::string>(row[5]), "–");
+    EXPECT_EQ(std::get<double>(row[4]), 1);  // every token that is no padding is a 7
+    EXPECT_NE(std::get<std::string>(row[5]).find("[7]"), std::string::npos);
+    EXPECT_EQ(std::get<std::string>(row[6]), "–");
   }
   EXPECT_GT(of_encoder, 0);
   const Table experts = run("experts", subject).tables[1];
@@ -420,6 +466,16 @@ TEST(EncoderDecoder, TokensAreThoseThatTheStackReads) {
     const std::string& tokens = std::get<std::string>(row[4]);
     EXPECT_TRUE(tokens.empty() || tokens.starts_with("\u201c7\u201d")) << tokens;
   }
+}
+
+TEST(EncoderDecoder, ALengthIsOfTheSourceToo) {
+  const ModelInput cut = shortened({.tokens = few_tokens(2, 3),
+                                    .source = few_tokens(2, 9),
+                                    .source_lengths = at::tensor({9, 2}, at::kLong)},
+                                   4);
+  EXPECT_EQ(cut.tokens.size(1), 3);
+  EXPECT_TRUE(at::equal(cut.source, few_tokens(2, 9).narrow(1, 0, 4)));
+  EXPECT_TRUE(at::equal(cut.source_lengths, at::tensor({4, 2}, at::kLong)));
 }
 
 TEST(Rank, RowsAreInTheOrderOfTheLayers) {
@@ -467,7 +523,58 @@ TEST(Memory, FindsWhatAUnitFiresOn) {
   const Tensor value = model->named_parameters()["layer0.channel.down.weight"].select(1, unit);
   const Tensor scores = at::matmul(model->named_parameters()["embedding"], value);
   const auto best = std::to_string(scores.argmax().item<int64_t>());
-  EXPECT_TRUE(std::get<std::string>(found.tables[0].rows[0][5]).starts_with("\u201c" + best));
+  EXPECT_TRUE(std::get<std::string>(found.tables[0].rows[0][6]).starts_with("\u201c" + best));
+}
+
+// Where a unit is not above 0 it does not fire, however few its firings are.
+TEST(Memory, CountsFiringsAlone) {
+  const auto model = small_model(kMha + "\nchannel = { type = \"mlp\", hidden = 12 }");
+  Subject subject = reading(model);
+  subject.top = 12;
+  const Tensor units = record(subject, {"units"}).find("layer0.units").flatten(0, 1);
+  const Tensor times = units.gt(0).sum(0).clamp_max(10);
+  ASSERT_LT(times.min().item<int64_t>(), 10) << "a unit that fires seldom";
+  const Table table = run("memory", subject).tables[0];
+  int64_t rows = 0;
+  for (size_t row = 0; row < table.rows.size(); ++row) {
+    if (std::get<std::string>(table.rows[row][0]) != "layer0") continue;
+    ++rows;
+    const auto unit = static_cast<int64_t>(number(table, row, "unit"));
+    const int64_t fires = times[unit].item<int64_t>();
+    EXPECT_EQ(number(table, row, "firings"), static_cast<double>(fires));
+    const Tensor own = units.select(1, unit);
+    const auto [highest, where] = own.topk(fires);
+    EXPECT_NEAR(number(table, row, "highest / mean"),
+                (highest.sum() / 10 / own.abs().mean()).item<double>(), 1e-9);
+    const Tensor tokens = subject.input.tokens.flatten().index_select(0, where);
+    EXPECT_NEAR(number(table, row, "same token"),
+                (tokens.bincount().max().to(at::kDouble) / fires).item<double>(), 1e-12);
+  }
+  EXPECT_EQ(rows, times.gt(0).sum().item<int64_t>());
+}
+
+// Differential attention has two maps before its difference for each head.
+TEST(Noise, HeadsOfDifferentialAreItsHeads) {
+  const auto model = small_model("mixer = { type = \"differential\", heads = 3, head_dim = 4 }");
+  Subject subject = reading(model, few_tokens(1, 9));
+  subject.answer = at::zeros({9}, at::kBool);
+  subject.answer[3] = true;
+  const Table all = run("noise", subject).tables[0];
+  subject.heads = {2};
+  const Table found = run("noise", subject).tables[0];
+  ASSERT_EQ(all.rows.size(), 18u);
+  ASSERT_EQ(found.rows.size(), 6u);
+  std::vector<std::vector<Cell>> expected;
+  for (const auto& row : all.rows) {
+    if (std::get<int64_t>(row[2]) == 2) expected.push_back(row);
+  }
+  EXPECT_EQ(found.rows, expected);
+  EXPECT_EQ(std::get<std::string>(found.rows[0][1]), "softmax 1");
+  EXPECT_EQ(std::get<std::string>(found.rows[1][1]), "softmax 2");
+  EXPECT_EQ(std::get<std::string>(found.rows[2][1]), "composed");
+  const Tensor maps = record(subject, {"weights"}).find("layer0.weights");
+  EXPECT_NEAR(number(found, 0, "on the answer"), maps[0][4][8][3].item<double>(), 1e-12);
+  EXPECT_NEAR(number(found, 1, "on the answer"), maps[0][5][8][3].item<double>(), 1e-12);
 }
 
 TEST(Params, AddsUpToTheModel) {

@@ -285,6 +285,18 @@ TEST(ClassifyPairs, TheLongerTextIsCut) {
   expect_contains(task->describe(), "; 2 of them longer than 8 tokens and cut.");
 }
 
+// Pairs that a model cannot tell apart are not on both sides, whatever their files' letters are.
+TEST(ClassifyPairs, WhatIsReadAlikeIsNotTrainedOnAndHeldOut) {
+  const Files files{.type = "classify_pairs"};
+  const std::string train = "AB\tc\tx\nab\td\tx\nabcdefgh\tc\tx\nb\tc\ty\n";
+  const auto task =
+      task_of(files.options(train, "ab\tC\tx\nabcdefff\tc\ty\n", files.tokenizer() + "length = 8"));
+  expect_contains(task->describe(), "2 to train on and 2 of 2 held out");
+  const auto read = trained(*task, 2);
+  EXPECT_TRUE(read.contains({{1, 4, 31, 2, 7, 2}, {0}, {0, 0, 0, 0, 1, 1}}));
+  EXPECT_TRUE(read.contains({{1, 5, 2, 6, 2}, {1}, {0, 0, 0, 1, 1}}));
+}
+
 TEST(ClassifyPairs, WhatCannotBeUsedIsRefused) {
   const Files files{.type = "classify_pairs"};
   const std::string train = files.folder.path("train"), good = "a\tb\tx\nb\tc\ty\n";
@@ -447,6 +459,21 @@ TEST(FindSpan, AContextIsHeldOutWithAllItsQuestions) {
   for (int64_t i = 0; i < 6; ++i) out.insert(digit(held, i));
   EXPECT_EQ(out.size(), 2u);
   for (int64_t i = 0; i < 24; ++i) EXPECT_FALSE(out.contains(digit(train, i)));
+}
+
+// As above: here white space, and what is cut off.
+TEST(FindSpan, ContextsThatAreReadAlikeAreNotTrainedOnAndHeldOut) {
+  const Files files{.type = "find_span"};
+  const std::string other = squad("e e", {{"x", "e", 0}});
+  for (const auto& [context, alike] :
+       {std::pair("a  b cdef", true), std::pair("a b cdxyz", true), std::pair("a b ce", false)}) {
+    const std::string article = squad(context, {{"y", "a", 0}});
+    const std::string train =
+        other.substr(0, other.size() - 2) + ", " + article.substr(article.find("{\"title\""));
+    const auto task =
+        task_of(files.options(train, squad("a b cdef", {{"z", "b", 2}}), "length = 7"));
+    expect_contains(task->describe(), str(alike ? 1 : 2, " to train on and 1 of 1 held out"));
+  }
 }
 
 TEST(FindSpan, WhatCannotBeUsedIsRefused) {

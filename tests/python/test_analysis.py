@@ -286,6 +286,13 @@ def test_a_folder_that_cannot_be_written_is_told_of_out(place, tmp_path):
         (["runs/text", "overhead", "--heads", "0"], "--heads is given, but 'overhead' is of whole models: leave it out."),
         (["runs/text", "diversity", "--heads", "0"], "--heads is given, but 'diversity' is of whole layers: leave it out."),
         (["runs/text", "params", "--layers", "0"], "--layers is given, but 'params' is of the whole model: leave it out."),
+        (["runs/text", "--layers", "9"], "there is no layer 9, expected 0 to 1."),
+        (["runs/text", "--heads", "9"], "there is no head 9 in layer0, expected 0 to 1."),
+        (["runs/text", "sparsity", "--text", "abc", "--answer", "b"], "--answer is of 'noise', but 'sparsity' asks for none: leave"),
+        (["runs/text", "noise", "--text", "abc", "--answer", ""], "--answer is empty, expected a part of --text."),
+        (["runs/text", "rank", "--top", "3"], "--top is given, but 'rank' has no list of the highest: leave it out."),
+        (["runs/text", "maps", "--sequences", "999"], "--sequences is 999, but the task evaluates "),
+        (["theorems", "--checkpoint", "last"], "--checkpoint is given, but 'theorems' is computed without a run: leave it out."),
         (["rank"], f"analyze: RUN, the folder of the run to look into, is missing; expected {BINARY} analyze RUN rank."),
     ],
 )

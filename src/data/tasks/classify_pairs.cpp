@@ -124,13 +124,17 @@ class Pairs final : public ExampleTask {
       const std::string label(line.substr(two + 1));
       Pair pair{tokens(line.substr(0, one)), tokens(line.substr(one + 1, two - one - 1)),
                 labels_.number(label, str(path, ":", i + 1))};
-      StableHash lot;
-      lot.add(line.substr(0, two));
-      lots.push_back(lot.value());
       cut_ += pair.first.size() + pair.second.size() > room ? 1 : 0;
       while (pair.first.size() + pair.second.size() > room) {
         (pair.first.size() > pair.second.size() ? pair.first : pair.second).pop_back();
       }
+      // Pairs that are alike in what is read of them share a lot.
+      StableHash lot;
+      for (const std::vector<int32_t>* text : {&pair.first, &pair.second}) {
+        lot.add(text->size());
+        for (const int32_t token : *text) lot.add(static_cast<uint64_t>(token));
+      }
+      lots.push_back(lot.value());
       pairs_.push_back(std::move(pair));
     }
     require(pairs_.size() > before, path, ": has no pair of texts.");
