@@ -263,6 +263,12 @@ void apply_override(Node& root, const std::string& assignment) {
     } else if (node->is_table()) {
       Node* child = node->find(keys[i]);
       if (child == nullptr) {
+        if (!last && keys[i + 1].find_first_not_of("0123456789") == std::string::npos) {
+          usage_error("--set ", path, ": the configuration has no list '", keys[i], "', of which '",
+                      keys[i + 1],
+                      "' would be an entry (the layers of a preset do not stand in it); expected "
+                      "the whole list as its value.");
+        }
         Node fresh;
         fresh.origin = value.origin;
         child = &node->set(keys[i], fresh);

@@ -514,9 +514,10 @@ TrainOutcome train(const Node& config, const TrainControl& control) {
   if (!control.from.empty()) fill_from_run(filled, control.from);
   RunConfig read = read_run_config(filled);
   if (filled.find("task") == nullptr) {
-    usage_error(
-        "the configuration has no table [task], which says what the model learns: "
-        "type = \"text\" with paths = [\"my/texts\"], for example.");
+    usage_error(filled.place(),
+                "the configuration has no table [task], which says what the model learns: type = "
+                "\"text\" with "
+                "paths = [\"my/texts\"], for example.");
   }
   return Trainer(std::move(read), control).run();
 }

@@ -208,6 +208,9 @@ TEST(Override, RefusesWhatCannotBe) {
   EXPECT_TRUE(contains(message("list.-1=3"), "expected 0 to 1"));
   EXPECT_TRUE(contains(message("list.x=3"), "expected 0 to 1"));
   EXPECT_TRUE(contains(message("steps=3\nbatch=1"), "--set steps: other keys follow the value"));
+  EXPECT_TRUE(
+      contains(message("layer.0.heads=4"),
+               "--set layer.0.heads: the configuration has no list 'layer', of which '0' "));
   EXPECT_TRUE(same(root, parse_toml("steps = 5\nlist = [1, 2]\n", "a.toml")));
   apply_override(root, "list=[3,\n4]");
   EXPECT_TRUE(same(root, parse_toml("steps = 5\nlist = [3, 4]\n", "a.toml")));
