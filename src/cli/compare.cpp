@@ -18,6 +18,7 @@
 #include "report/comparison.h"
 #include "train/experiment.h"
 #include "train/interrupt.h"
+#include "train/run_folder.h"
 #include "train/speeds.h"
 #include "train/train.h"
 #include "train/workers.h"
@@ -116,6 +117,10 @@ int run_compare(CompareArguments& a) {
     if (a.out.empty()) a.out = a.config.path;
     a.config.path += "/config.toml";
   }
+  if (!a.run.empty() && a.out.empty() && !fs::exists(a.config.path)) {
+    fail(a.config.path, ": is not the folder of a comparison",
+         did_you_mean_folder(a.config.path, FolderOf::comparison));
+  }
   if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
   if (!a.run.empty()) return run_one(a);
   const Node root = a.config.read();
@@ -156,6 +161,7 @@ int run_compare(CompareArguments& a) {
     control.progress(outcome);
   }
   std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
+  std::fflush(stdout);  // before what follows on stderr, where both go to one file
   if (outcome.interrupted) {
     std::fprintf(stderr,
                  "headloom: interrupted; finished runs are kept. The same command goes on.\n");
@@ -191,18 +197,26 @@ Command compare_command() {
                           "comparison to go on with");
             app.add_option("--out", a->out, "folder of the comparison; runs/NAME by default")
                 ->check(not_empty());
-            app.add_flag("--fresh", a->fresh, "start over instead of going on");
-            app.add_flag("--json", a->json, "print the result as JSON");
-            app.add_option("--jobs", a->jobs,
-                           "train this many runs side by side, each in a process of its own with "
-                           "one thread, unless OMP_NUM_THREADS says otherwise")
-                ->check(whole_number(1, 1024));
+            auto* fresh = app.add_flag("--fresh", a->fresh, "start over instead of going on");
+            auto* json = app.add_flag("--json", a->json, "print the result as JSON");
+            auto* jobs =
+                app.add_option(
+                       "--jobs", a->jobs,
+                       "train this many runs side by side, each in a process of its own with "
+                       "one thread, unless OMP_NUM_THREADS says otherwise")
+                    ->check(whole_number(1, 1024));
             auto* plan = app.add_flag(
                 "--plan", a->plan,
                 "train nothing: print a command for every run that can be trained now");
+            plan->excludes(json)->excludes(jobs);
             app.add_option("--run", a->run, "the run to train, one of those that --plan printed")
                 ->type_name("PATH")
-                ->excludes(plan);
+                ->check(not_empty())
+                ->excludes(plan)
+                ->excludes(fresh)
+                ->excludes(json)
+                ->excludes(jobs)
+                ->excludes(app.get_option("--set"));
             return [a] { return run_compare(*a); };
           }};
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "core/differences.h"
@@ -22,12 +23,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// That of a task and of its size, with what joins them, fit into the name of a folder.
+constexpr size_t kLongestName = 120;
+
 // Names become folders. `entry` counts from 1.
 void check_name(const std::string& name, const char* what, size_t entry) {
   if (name.empty()) {
     usage_error("entry ", entry, " of [[", what, "]] has no 'name', by which the report calls it.");
   }
-  bool good = name.front() != '.';
+  if (name.size() > kLongestName) {
+    usage_error("entry ", entry, " of [[", what, "]] has a name of ", name.size(),
+                " characters, expected at most ", kLongestName, ": '", name, "'.");
+  }
+  bool good = name.front() != '.' && name.front() != ' ' && name.back() != ' ';
   for (char c : name) {
     good = good && (std::isalnum(static_cast<unsigned char>(c)) ||
                     std::string("_-+. ").find(c) != std::string::npos);
@@ -35,7 +43,7 @@ void check_name(const std::string& name, const char* what, size_t entry) {
   if (!good) {
     usage_error("entry ", entry, " of [[", what, "]] has the name '", name,
                 "', expected letters from a to z, digits, spaces and any of _ - + . with no point "
-                "in front.");
+                "in front and no space at either end.");
   }
 }
 
@@ -48,6 +56,17 @@ void check_names(const std::vector<Named>& items, const char* what) {
     if (!seen.insert(item.name).second) {
       usage_error("two of [[", what, "]] are named '", item.name, "', expected different names.");
     }
+  }
+}
+
+// Tasks at sizes become folders by both names.
+void check_names_at_sizes(const std::vector<ComparedTask>& at_sizes) {
+  std::map<std::string, std::string> tasks;
+  for (const ComparedTask& task : at_sizes) {
+    const auto [first, is_new] = tasks.emplace(task.name, task.ladder);
+    if (is_new) continue;
+    usage_error("'", first->second, "' and '", task.ladder, "' of [[tasks]] are both called '",
+                task.name, "' at one of [[sizes]], expected other names.");
   }
 }
 
@@ -133,6 +152,30 @@ bool stops_early(const CompareConfig& config) {
   return has(config.train) || any(config.models) || any(config.tasks);
 }
 
+// A comparison that chooses by held-out data says which half of them a run reads.
+void check_no_eval_split(const CompareConfig& config) {
+  const auto check = [](const Node& train) {
+    const Node* const given = train.is_table() ? train.find("eval_split") : nullptr;
+    if (given == nullptr) return;
+    usage_error(given->place(), "'train.eval_split' has no effect with [sweep] or ",
+                "train.stop_accuracy, expected none: what is chosen is chosen on validation data, ",
+                "and what is reported is of test data.");
+  };
+  check(config.train);
+  for (const auto& model : config.models) check(model.train);
+  for (const auto& task : config.tasks) check(task.train);
+  for (const auto& size : config.sizes) check(size.train);
+}
+
+// What is swept keeps its value under the second initialisation.
+void check_robustness(const RobustnessOptions& robustness, const Sweep& sweep) {
+  for (const SweepKey& key : sweep.keys) {
+    if (key.table != "model" || robustness.model.find(key.key) == nullptr) continue;
+    usage_error("'robustness.model.", key.key, "' is swept by 'sweep.", key.name,
+                "', expected one of the two.");
+  }
+}
+
 constexpr const char* kStepSeconds = "/step_seconds.json";
 
 std::map<std::string, double> read_step_seconds(const std::string& folder) {
@@ -199,7 +242,10 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
   check_names(config.tasks, "tasks");
   check_asked_for(config_);
   if (!config.sizes.empty()) check_names(config.sizes, "sizes");
+  check_names_at_sizes(config_.tasks);
   check_seeds(config, sweep_);
+  if (splits_) check_no_eval_split(config);
+  check_robustness(config.robustness, sweep_);
   if (!control.fresh) step_seconds_ = read_step_seconds(control.folder);
   report::Comparison& comparison = outcome_.comparison;
   comparison.title = config.title;
@@ -226,12 +272,10 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
     for (size_t m = 0; m < config.models.size(); ++m) add_model(m, t);
   }
   // An empty table has an origin where somebody has written it.
-  const Node& second_init = config.robustness.model;
-  const bool asked = !config.robustness.empty() || !second_init.origin.empty();
-  if (asked && !second_init_differs_) {
-    usage_error(
-        "'robustness.model' changes none of the models, expected another initialisation, "
-        "such as {equal_init = true}.");
+  if (config.robustness.empty() && !config.robustness.model.origin.empty()) {
+    usage_error(config.robustness.model.place(),
+                "'robustness.model' is empty, expected another initialisation, such as "
+                "{equal_init = true}.");
   }
   comparison.budget = budget_text();
 }
@@ -382,9 +426,10 @@ void Experiment::check_second_init(size_t m, size_t t, RunConfig& first) {
       usage_error("the model has ", after, " parameters instead of ", before,
                   ", expected changes of the initialisation alone.");
     }
-    second_init_differs_ =
-        second_init_differs_ ||
-        !differences(write_fields(first.model), write_fields(second.model)).empty();
+    if (differences(write_fields(first.model), write_fields(second.model)).empty()) {
+      usage_error("changes nothing of the model, so that its runs would be the same again; ",
+                  "expected another initialisation, such as {equal_init = true}.");
+    }
   } catch (const UsageError& error) {
     usage_error("'robustness.model': ", error.what());
   }
@@ -402,12 +447,6 @@ void Experiment::add_model(size_t m, size_t t) {
       costs_[t] = cost_of_step(baseline, t);
     }
     RunConfig run = built(m, t, {});
-    const double share =
-        static_cast<double>(run.train.steps) * cost_of_step(run, t) / (steps_[t] * costs_[t]);
-    if (share < least_share_) {
-      least_share_ = share;
-      has_least_ = str("`", config_.models[m].name, "` on ", config_.tasks[t].name);
-    }
     const std::shared_ptr<Model> counted = build_without_memory(run.model);
     check_training_fits(*counted, task, run.train);
     AdamW(*counted, run.train);  // refuses groups that name no parameter
@@ -472,8 +511,21 @@ PlannedRun Experiment::plan(RunConfig run, const Cell& cell, const SweepPoint& p
   return planned;
 }
 
+// Steps are whole, so that a run may have less than the budget.
+void Experiment::note_share(const RunConfig& run, const Cell& cell, const SweepPoint& point) {
+  const size_t t = cell.task;
+  const double share =
+      static_cast<double>(run.train.steps) * cost_of_step(run, t) / (steps_[t] * costs_[t]);
+  if (share >= least_share_) return;
+  least_share_ = share;
+  has_least_ = str("`", config_.models[cell.model].name, "` on ", config_.tasks[t].name,
+                   point.empty() ? "" : " with " + sweep_.text(point));
+  if (opened_) outcome_.comparison.budget = budget_text();  // the constructor writes the first
+}
+
 void Experiment::add_trial(Cell& cell, const SweepPoint& point) {
   const RunConfig run = built(cell.model, cell.task, point);
+  note_share(run, cell, point);
   check_training_fits(*build_without_memory(run.model), *tasks_[cell.task], run.train);
   Trial trial{.point = point, .runs = {}};
   for (const int64_t seed : sweep_.seeds) {
@@ -508,6 +560,7 @@ void Experiment::note_build(const Cell& cell, const RunConfig& run) {
 
 void Experiment::add_finals(Cell& cell) {
   const RunConfig run = built(cell.model, cell.task, *cell.chosen);
+  note_share(run, cell, *cell.chosen);
   const auto changes_model = [](const SweepKey& key) { return key.table != "train"; };
   if (std::any_of(sweep_.keys.begin(), sweep_.keys.end(), changes_model)) note_build(cell, run);
   for (const int64_t seed : config_.seeds) {

@@ -61,6 +61,7 @@ class Experiment {
   double cost_of_step(const RunConfig& run, size_t task);
   double seconds_of_step(const RunConfig& run, size_t task);
   void keep_step_seconds() const;
+  void note_share(const RunConfig& run, const Cell& cell, const SweepPoint& point);
   void add_trial(Cell& cell, const SweepPoint& point);
   void add_finals(Cell& cell);
   void note_build(const Cell& cell, const RunConfig& run);
@@ -88,14 +89,13 @@ class Experiment {
   // Of the baseline on each task: its parameters, its steps, and what one of them costs.
   std::vector<int64_t> parameters_;
   std::vector<double> steps_, costs_;
-  double least_share_ = 1;  // of a budget, that a model's whole steps have
+  double least_share_ = 1;  // of a budget, that a run's whole steps have
   std::string has_least_;   // "`mha` on text"
   std::vector<Cell> cells_;
   std::map<std::string, double> step_seconds_;  // by configuration; kept in the folder
   // By task and seed, as far as they were asked for.
   std::map<std::pair<size_t, int64_t>, std::optional<StoredData>> data_;
   bool opened_ = false, measured_ = false;
-  bool second_init_differs_ = false;  // from some model's first
 };
 
 }  // namespace headloom

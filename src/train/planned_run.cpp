@@ -1,5 +1,6 @@
 #include "train/planned_run.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "core/differences.h"
@@ -101,9 +102,38 @@ std::string plan_text(const PlannedRun& planned) {
   run.set("model", {.value = planned.run.model});
   run.set("task", {.value = planned.run.task});
   run.set("label", {.value = label_of(planned)});
+  Array setting;  // keys and values in turn
+  for (const auto& [key, value] : planned.run.setting) {
+    setting.push_back({.value = key});
+    setting.push_back({.value = value});
+  }
+  run.set("setting", {.value = std::move(setting)});
   run.set("bytes_per_token", {.value = planned.bytes_per_token});
   root.set("run", run);
   return to_toml(root);
+}
+
+// What plan_text() has written of the run at `path`.
+PlannedRun planned_in(const Node& root, const std::string& path) {
+  PlannedRun planned;
+  planned.path = path;
+  for (const auto& [key, value] : root.table()) {
+    if (key != "run") planned.config.set(key, value);
+  }
+  const Node& run = *root.find("run");
+  planned.run.model = std::get<std::string>(run.find("model")->value);
+  planned.run.task = std::get<std::string>(run.find("task")->value);
+  planned.label = std::get<std::string>(run.find("label")->value);
+  planned.run.seed = read_run_config(planned.config).train.seed;
+  planned.run.folder = path;
+  planned.run.sweep = path.starts_with("sweep/");
+  planned.bytes_per_token = std::get<double>(run.find("bytes_per_token")->value);
+  const Node* const setting = run.find("setting");
+  for (size_t i = 0; setting != nullptr && i + 1 < setting->array().size(); i += 2) {
+    planned.run.setting.push_back({std::get<std::string>(setting->array()[i].value),
+                                   std::get<std::string>(setting->array()[i + 1].value)});
+  }
+  return planned;
 }
 
 }  // namespace
@@ -151,19 +181,24 @@ PlannedRun read_plan_file(const std::string& folder, const std::string& name) {
                 " with another configuration by now; ", plan_command,
                 " prints the runs that can be trained now.");
   }
-  const Node root = parse_toml(text, file);
-  PlannedRun planned;
-  planned.path = path;
-  for (const auto& [key, value] : root.table()) {
-    if (key != "run") planned.config.set(key, value);
+  return planned_in(parse_toml(text, file), path);
+}
+
+std::vector<report::Run> begun_sweep_runs(const std::string& folder) {
+  std::vector<report::Run> out;
+  std::error_code none;
+  const fs::path plan = folder + "/plan";
+  for (const auto& file : fs::recursive_directory_iterator(plan / "sweep", none)) {
+    if (file.path().extension() != ".toml") continue;
+    const std::string name = file.path().lexically_relative(plan).string();
+    PlannedRun planned =
+        planned_in(read_toml(file.path().string()), name.substr(0, name.size() - 5));
+    refresh(planned, folder);
+    if (planned.begun) out.push_back(std::move(planned.run));
   }
-  const Node& run = *root.find("run");
-  planned.run.model = std::get<std::string>(run.find("model")->value);
-  planned.run.task = std::get<std::string>(run.find("task")->value);
-  planned.label = std::get<std::string>(run.find("label")->value);
-  planned.run.seed = read_run_config(planned.config).train.seed;
-  planned.bytes_per_token = std::get<double>(run.find("bytes_per_token")->value);
-  return planned;
+  std::sort(out.begin(), out.end(),
+            [](const report::Run& a, const report::Run& b) { return a.folder < b.folder; });
+  return out;
 }
 
 void refresh(PlannedRun& planned, const std::string& folder) {

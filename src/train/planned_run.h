@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "report/comparison.h"
 #include "train/config.h"
@@ -34,6 +35,9 @@ std::string label_of(const PlannedRun& planned);
 std::string write_plan_file(const PlannedRun& planned, const std::string& folder);
 // Throws UsageError where no run of that name is planned, or another by now.
 PlannedRun read_plan_file(const std::string& folder, const std::string& name);
+// The plan's runs of a sweep that have begun, as their folders have them. comparison.json does not
+// know what commands of the plan have trained since it was written.
+std::vector<report::Run> begun_sweep_runs(const std::string& folder);
 
 // Reads what the run's folder has of it.
 void refresh(PlannedRun& planned, const std::string& folder);

@@ -7,6 +7,7 @@
 #include "core/files.h"
 #include "core/text.h"
 #include "train/comparison_file.h"
+#include "train/planned_run.h"
 #include "train/run_folder.h"
 
 namespace headloom {
@@ -86,8 +87,10 @@ std::vector<RunPlace> places_in(const std::vector<std::string>& folders) {
       out.push_back(std::move(place));
     }
     // Of a comparison by itself its sweep is reported, too, and why it has chosen nothing.
-    const bool swept = folders.size() == 1 && !read_comparison_file(folder).sweep_runs.empty();
-    if (out.size() == before && !swept) {
+    const auto swept = [&] {
+      return !read_comparison_file(folder).sweep_runs.empty() || !begun_sweep_runs(folder).empty();
+    };
+    if (out.size() == before && (folders.size() > 1 || !swept())) {
       fail(folder,
            ": is a comparison of which no run has begun, or only runs of its sweep, so there is "
            "nothing to report yet.");

@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "model/describe.h"
 #include "report/format.h"
+#include "train/planned_run.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
 #include "train/run_past.h"
@@ -534,7 +535,18 @@ void RunReport::add_written(const WrittenComparison& written, report::Comparison
 void RunReport::add_sweep(const Compared& compared, const WrittenComparison& written,
                           report::Comparison& out) {
   out.sweep_planned = written.sweep_planned;
-  for (const report::Run& run : written.sweep_runs) {
+  std::vector<report::Run> runs = written.sweep_runs;
+  for (report::Run& run : begun_sweep_runs(compared.folder)) {
+    const auto known = std::find_if(runs.begin(), runs.end(), [&](const report::Run& other) {
+      return other.folder == run.folder;
+    });
+    if (known == runs.end()) {
+      runs.push_back(std::move(run));
+    } else if (known->state == report::RunState::kRunning) {  // as it was when that was written
+      *known = std::move(run);
+    }
+  }
+  for (const report::Run& run : runs) {
     out.runs.push_back(run);
     report::Run& added = out.runs.back();
     const std::string folder = compared.folder + "/" + run.folder;

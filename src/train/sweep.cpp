@@ -1,6 +1,7 @@
 #include "train/sweep.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/fields.h"
+#include "core/hash.h"
 #include "core/text.h"
 #include "train/config.h"
 
@@ -100,18 +102,19 @@ void check_train_key(const SweepKey& key, const Node& node) {
   Lister lister;
   options.fields(lister);
   std::vector<std::string> names;
+  constexpr std::array kFixed = {"seed", "steps", "eval_split", "eval_sequences", "stop_accuracy"};
+  if (std::find(kFixed.begin(), kFixed.end(), key.key) != kFixed.end()) {
+    usage_error(node.place(), "'sweep.", key.name,
+                "' cannot be swept, because settings are compared at equal budget and on the same "
+                "data.");
+  }
   for (const OptionInfo& option : lister.options()) {
-    if (option.key.find('.') == std::string::npos) names.push_back(option.key);
+    const bool fixed = std::find(kFixed.begin(), kFixed.end(), option.key) != kFixed.end();
+    if (!fixed && option.key.find('.') == std::string::npos) names.push_back(option.key);
   }
   if (std::find(names.begin(), names.end(), key.key) == names.end()) {
     usage_error(node.place(), "[sweep] has the key '", key.name, "', which [train] does not have",
                 did_you_mean(key.key, names, "; known keys are " + join(names) + "."));
-  }
-  for (const char* fixed : {"seed", "steps", "eval_split", "eval_sequences", "stop_accuracy"}) {
-    if (key.key != fixed) continue;
-    usage_error(node.place(), "'sweep.", key.name,
-                "' cannot be swept, because settings are compared at equal budget and on the same "
-                "data.");
   }
 }
 
@@ -293,7 +296,14 @@ std::string Sweep::folder(const SweepPoint& point) const {
     }
     parts.push_back(part);
   }
-  return join(parts, ",");
+  std::string name = join(parts, ",");
+  // File systems take names of 255 bytes, of which "seed-N," and ".toml" have some.
+  constexpr size_t kLongest = 200;
+  if (name.size() > kLongest) {
+    const std::string hash = hash_text(name);
+    name = name.substr(0, kLongest - hash.size() - 1) + "~" + hash;
+  }
+  return name;
 }
 
 std::optional<SweepPoint> best_of(const std::vector<Tried>& tried) {

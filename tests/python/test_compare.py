@@ -61,11 +61,15 @@ def test_the_commands_of_a_plan_may_run_in_any_order(tmp_path):
     whole = headloom("compare", "c.toml", "--json", "--out", "whole", cwd=tmp_path)
     rounds = []
     while lines := headloom("compare", "c.toml", "--out", "a folder", "--plan", cwd=tmp_path).stdout.splitlines():
-        rounds.append(len(lines))
         for line in reversed(lines):
             command = shlex.split(line)
             assert command[:3] == [str(BINARY), "compare", "a folder"]
             headloom(*command[1:], cwd=tmp_path)
+        if not rounds:  # nobody has written down yet what the commands have trained
+            sweep = json.loads(headloom("report", "a folder", "--json", cwd=tmp_path).stdout)["sweep_runs"]
+            assert [run["state"] for run in sweep] == ["finished"] * 4
+            assert all(run["points"] and run["setting"]["lr"] for run in sweep)
+        rounds.append(len(lines))
     assert rounds[0] == 4 and rounds[-1] == 4, "two rates of two models, then two seeds of each"
     before = results(tmp_path / "a folder")
     report = headloom("compare", "c.toml", "--json", "--out", "a folder", cwd=tmp_path)
@@ -75,6 +79,12 @@ def test_the_commands_of_a_plan_may_run_in_any_order(tmp_path):
     message = refused("compare", "a folder", "--run", "runs/copy/mha/seed-9", cwd=tmp_path)
     assert "--run runs/copy/mha/seed-9: there is no such run" in message
     refused("compare", "c.toml", "--jobs", "0", cwd=tmp_path)
+    assert refused("compare", "nowhere", "--run", "x", cwd=tmp_path, code=1) == "nowhere: is not the folder of a comparison."
+    assert refused("compare", "c.toml", "--run", "", cwd=tmp_path) == "--run is empty, expected a name."
+    for option in (["--set", "train.steps=3"], ["--jobs", "2"], ["--json"], ["--fresh"]):
+        assert "cannot be given together" in refused("compare", "a folder", "--run", "x", *option, cwd=tmp_path)
+    for option in (["--jobs", "2"], ["--json"]):
+        assert "cannot be given together" in refused("compare", "a folder", "--plan", *option, cwd=tmp_path)
     # The folder stands for its configuration.
     assert json.loads(headloom("compare", "a folder", "--json", cwd=tmp_path).stdout)["finished"] == 4
 

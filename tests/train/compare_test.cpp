@@ -589,6 +589,12 @@ train = { steps = 5 }
   apply_override(node, "sizes.1.name=small");
   EXPECT_TRUE(contains(message_of<UsageError>([&] { compare_quietly(node, folder.path("c")); }),
                        "two of [[sizes]] are named 'small'"));
+  // One folder would be that of two tasks.
+  apply_override(node, "sizes.0.name=b-small");
+  apply_override(node, "tasks.1.name=copy-b");
+  EXPECT_EQ(message_of<UsageError>([&] { compare_quietly(node, folder.path("c")); }),
+            "'copy' and 'copy-b' of [[tasks]] are both called 'copy-b-small' at one of [[sizes]], "
+            "expected other names.");
 }
 
 TEST(Compare, ChecksEverythingBeforeTraining) {
@@ -622,8 +628,18 @@ TEST(Compare, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(contains(group, "model 'talking' on task 'copy'")) << group;
   EXPECT_TRUE(contains(group, "names no parameter")) << group;
   EXPECT_TRUE(contains(refused("robustness.model.width=32"), "'robustness.model': the model has "));
-  EXPECT_TRUE(contains(refused("robustness.model.dropout=0.0"), "changes none of the models"));
-  EXPECT_TRUE(contains(refused("robustness.model={}"), "changes none of the models"));
+  EXPECT_TRUE(contains(refused("robustness.model.dropout=0.0"),
+                       "model 'mha' on task 'copy': 'robustness.model': changes nothing of the "));
+  Node one = comparison();  // has what the others are changed to
+  apply_override(one, "robustness.model.equal_init=true");
+  apply_override(one, "models.1.model={equal_init = true}");
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { compare_quietly(one, folder.path("c")); }),
+                       "model 'talking' on task 'copy': 'robustness.model': changes nothing of "));
+  EXPECT_TRUE(contains(refused("robustness.model={}"), "'robustness.model' is empty, expected"));
+  EXPECT_TRUE(contains(refused("models.1.name=' '"), "no space at either end"));
+  EXPECT_TRUE(contains(refused("models.1.name='mha '"), "has the name 'mha ', expected"));
+  EXPECT_TRUE(contains(refused("models.1.name=" + std::string(121, 'a')),
+                       "has a name of 121 characters, expected at most 120: 'aaa"));
   Node own_steps = comparison();  // of every task
   apply_override(own_steps, "tasks.0.train.steps=2");
   apply_override(own_steps, "train.steps=5");

@@ -129,6 +129,9 @@ TEST(Sweep, RefusesWhatItCannotRead) {
   EXPECT_TRUE(contains(refused("lr = [1e-3, 1e-3]"), "the value 0.001 twice"));
   EXPECT_TRUE(contains(refused("lr = [1e-3]\n\"train.lr\" = [2e-3]"), "the same key"));
   EXPECT_TRUE(contains(refused("steps = [3]"), "cannot be swept"));
+  const std::string known = refused("mixer = [1]");
+  EXPECT_TRUE(contains(known, "known keys are batch, accumulate, lr, ")) << known;
+  EXPECT_FALSE(contains(known, "steps")) << known;
   EXPECT_TRUE(contains(refused("seeds = [1]"), "names no key"));
   EXPECT_TRUE(contains(refused("lr = [1e-3]\nseeds = []"), "'sweep.seeds' is empty"));
   EXPECT_TRUE(contains(refused("lr = [1e-3]\nseeds = [7, 8, 7]"),
@@ -298,6 +301,12 @@ TEST(SweepInAComparison, ChecksEverythingBeforeTraining) {
   EXPECT_TRUE(contains(refused("lr = [1e-3]\n", "tasks.0.task.eval_sequences=1"),
                        "task 'copy': the task has 1 held-out sequence, expected at least 2"));
   EXPECT_TRUE(contains(refused("lr = [1e-3]\n", "models.1.train.steps=3"), "'train.steps'"));
+  EXPECT_TRUE(contains(refused("lr = [1e-3]\n", "train.eval_split=all"),
+                       "--set train.eval_split: 'train.eval_split' has no effect with [sweep]"));
+  EXPECT_TRUE(contains(refused("", "models.1.train={eval_split='test', stop_accuracy=0.5}"),
+                       "'train.eval_split' has no effect with [sweep] or train.stop_accuracy"));
+  EXPECT_TRUE(contains(refused("model.init_std = [0.01, 0.1]\n", "robustness.model.init_std=0.3"),
+                       "'robustness.model.init_std' is swept by 'sweep.model.init_std'"));
 }
 
 TEST(SweepInAComparison, AModelsOwnTrainingIsShown) {
@@ -355,6 +364,19 @@ TEST(SweepInAComparison, BudgetsOfOperationsAndSecondsDecideTheSteps) {
   const std::string message = message_of<UsageError>([&] { steps("flops", "short"); });
   EXPECT_TRUE(contains(message, "model 'deep' on task 'copy': the budget of ")) << message;
   EXPECT_TRUE(contains(message, "is shorter than a step")) << message;
+}
+
+// A setting may leave its runs less than the budget, because steps are whole.
+TEST(SweepInAComparison, TheBudgetSaysWhatSettingsLeaveOfIt) {
+  const TempFolder folder;
+  Node node = comparison("batch = [4, 5]\nextensions = 0\n");
+  apply_override(node, "train.steps=6");
+  const report::Comparison c = compare_quietly(node, folder.path()).comparison;
+  // 6 steps of 4 sequences are 4 steps of 5, and 4 sequences.
+  EXPECT_TRUE(contains(c.budget,
+                       "amount of data, rounded down to whole steps (`mha` on copy with "
+                       "batch = 5 has the least, 83%): "))
+      << c.budget;
 }
 
 // The steps of values by which the sweep grows are kept like the others, and a second
@@ -423,6 +445,23 @@ TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
   EXPECT_TRUE(contains(
       message_of<UsageError>([&] { train_planned(control.folder, "runs/copy/mha/seed-77"); }),
       "no such run"));
+}
+
+// Names of folders have an end.
+TEST(Sweep, AFolderOfManyKeysHasAHashInPlaceOfSome) {
+  std::string keys;
+  SweepPoint point;
+  for (int i = 0; i < 20; ++i) {
+    keys += str("model.key_of_some_length_", i, " = [\"a\", \"b\"]\n");
+    point.push_back({.value = std::string("a")});
+  }
+  const Sweep sweep = sweep_of(keys);
+  const std::string first = sweep.folder(point);
+  point.back().value = std::string("b");
+  const std::string second = sweep.folder(point);
+  EXPECT_EQ(first.size(), 200u);
+  EXPECT_TRUE(first.starts_with("model.key_of_some_length_0=a,model.key_of_some_length_1=a,"));
+  EXPECT_NE(first, second);
 }
 
 // What was printed for one configuration never trains another.
