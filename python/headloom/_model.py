@@ -344,6 +344,9 @@ class Model(FunctionalModule):
         for one in tokens:
             if one.dim() != 1 or one.numel() == 0:
                 raise ValueError(f"a source has shape {list(one.shape)}, expected at least one token [S].")
+            longest = self.config.get("max_source_length")
+            if longest is not None and one.numel() > longest:
+                raise ValueError(f"a source has {one.numel()} tokens, expected at most max_source_length = {longest}.")
         if len(tokens) != prompts:
             raise ValueError(f"there are {len(tokens)} sources for {prompts} prompts, expected one for each.")
         return tokens

@@ -196,11 +196,12 @@ void check_pieces(const EvalArguments& a, Model& model) {
   }
 }
 
-// Inputs and logits of the first sequences that are evaluated, to the file of --logits.
+// Inputs and logits of the first sequences that are evaluated, at most so many, to the file of
+// --logits.
 void write_logits(const EvalArguments& a, Model& model, const data::Task& task, Split split,
-                  int64_t batch, const std::optional<Pieces>& pieces) {
+                  int64_t most, const std::optional<Pieces>& pieces) {
   at::NoGradGuard no_grad;
-  const int64_t count = std::min(batch, sequences_in(task, split));
+  const int64_t count = std::min(most, sequences_in(task, split));
   const data::Batch first = to_device(split_batch(task, split, 0, count), device_of(model));
   NamedTensors tensors;
   for (const auto& [name, tensor] :
@@ -276,7 +277,8 @@ EvalResult evaluated(const EvalArguments& a) {
   if (pieces) say_what_is_forgotten(*pieces, *task);
   if (!a.logits.empty()) {
     const Autocast autocast(loaded.config.train.dtype, device.type());
-    write_logits(a, *loaded.model, *task, split_named(split), batch, pieces);
+    const int64_t most = std::min(batch, sequences);
+    write_logits(a, *loaded.model, *task, split_named(split), most, pieces);
   }
   return {.step = loaded.step,
           .dtype = loaded.config.train.dtype,

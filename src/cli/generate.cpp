@@ -54,7 +54,7 @@ class Clock {
 };
 
 void print_now(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
+  std::fwrite(text.data(), 1, text.size(), stdout);  // a text may have a character 0
   std::fflush(stdout);
 }
 

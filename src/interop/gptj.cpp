@@ -14,27 +14,33 @@ int64_t gptj_depth(const Settings& c) { return c.count("n_layer", 28); }
 
 Node gptj_model(const Settings& c) {
   const int64_t width = gptj_width(c), heads = c.count("n_head", 16), dim = width / heads;
-  const double rotary = static_cast<double>(c.integer("rotary_dim", 64));
+  const int64_t rotary = c.integer("rotary_dim", 64);
+  if (rotary < 1 || rotary > dim) {
+    usage_error(c.path(), ": 'rotary_dim' is ", rotary, c.has("rotary_dim") ? "" : " where absent",
+                ", expected 1 to ", dim, ", the size of a head.");
+  }
   c.only("tie_word_embeddings", false);
-  return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.count("vocab_size", 50400)},
-                           {"max_length", c.count("n_positions", kGptjLength)},
-                           {"width", width},
-                           {"depth", gptj_depth(c)},
-                           {"position", table({{"type", "rope"},
-                                               {"layout", "interleaved"},
-                                               {"fraction", rotary / static_cast<double>(dim)}})},
-                           {"norm", "layer_norm"},
-                           {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
-                           {"bias", false},
-                           {"tied", false},
-                           {"output_bias", true}}),
-                    table({{"type", "mha"}, {"heads", heads}}),
-                    table({{"type", "mlp"},
-                           {"hidden", c.count("n_inner", 4 * width)},
-                           {"activation", activation(c, "activation_function", "gelu_new")},
-                           {"bias", true}}),
-                    table({{"type", "parallel"}, {"norms", 1}}));
+  return with_layer(
+      table({{"kind", "decoder"},
+             {"vocabulary", c.count("vocab_size", 50400)},
+             {"max_length", c.count("n_positions", kGptjLength)},
+             {"width", width},
+             {"depth", gptj_depth(c)},
+             {"position",
+              table({{"type", "rope"},
+                     {"layout", "interleaved"},
+                     {"fraction", static_cast<double>(rotary) / static_cast<double>(dim)}})},
+             {"norm", "layer_norm"},
+             {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
+             {"bias", false},
+             {"tied", false},
+             {"output_bias", true}}),
+      table({{"type", "mha"}, {"heads", heads}}),
+      table({{"type", "mlp"},
+             {"hidden", c.count("n_inner", 4 * width)},
+             {"activation", activation(c, "activation_function", "gelu_new")},
+             {"bias", true}}),
+      table({{"type", "parallel"}, {"norms", 1}}));
 }
 
 Rules gptj_rules(const Settings& c) {

@@ -127,8 +127,12 @@ std::string tokenizer_in(const std::string& folder, int64_t vocabulary, std::str
     const std::string path = folder + "/" + name;
     if (!is_there(path)) continue;
     try {
-      data::make_tokenizer(path);
+      const int64_t tokens = data::make_tokenizer(path)->vocabulary();
       if (!problem.empty()) note = str("The tokenizer is ", path, ": ", problem);
+      if (tokens > vocabulary) {
+        note += str(note.empty() ? "" : " ", path, " has ", tokens, " tokens, and the model only ",
+                    vocabulary, ": a text that has one of the others is refused.");
+      }
       return path;
     } catch (const Error& error) {
       if (problem.empty()) problem = error.what();

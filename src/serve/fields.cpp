@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "core/json_text.h"
 #include "core/text.h"
@@ -86,10 +87,16 @@ std::string shown_bare(const std::string& text) {
 Json parse_object(const std::string& body, const std::vector<std::string>& known) {
   Json object;
   int64_t parts = 0;
+  std::vector<std::set<std::string>> keys;  // of each object that is open
   try {
     object = Json::parse(body, [&](int depth, Json::parse_event_t event, const Json& value) {
       using Event = Json::parse_event_t;
       if (depth > kMostDepth) refuse("the body is nested deeper than ", kMostDepth, " levels.");
+      if (event == Event::object_start) keys.emplace_back();
+      if (event == Event::object_end) keys.pop_back();
+      if (event == Event::key && !keys.back().insert(value.get<std::string>()).second) {
+        refuse("the body has the key ", shown(value), " twice in one object.");
+      }
       parts += event == Event::object_start || event == Event::array_start || event == Event::key ||
                (event == Event::value && value.is_string());
       if (parts > kMostParts) {

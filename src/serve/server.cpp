@@ -126,8 +126,10 @@ void check_body(const httplib::Request& request) {
     }
     return;
   }
-  if (length.empty() || length.find_first_not_of("0123456789") != std::string::npos ||
-      request.get_header_value_count("Content-Length") != 1) {
+  if (request.get_header_value_count("Content-Length") != 1) {
+    throw Refusal(400, "", "there are several headers Content-Length, expected one.");
+  }
+  if (length.empty() || length.find_first_not_of("0123456789") != std::string::npos) {
     throw Refusal(400, "", str("the Content-Length is ", shown(length), ", expected one integer."));
   }
   if (length.size() > 18 || std::stoull(length) > kMostBody) throw too_large();

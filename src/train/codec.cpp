@@ -1,6 +1,7 @@
 #include "train/codec.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "train/config.h"
@@ -36,7 +37,9 @@ FirstCharacter first_character(std::string_view bytes) {
 
 }  // namespace
 
-Codec::Codec(RunConfig& config) : tokenizer_(config.task->tokenizer()) {
+Codec::Codec(RunConfig& config)
+    : tokenizer_(config.task->tokenizer()),
+      vocabulary_(config.model.vocabulary.value_or(std::numeric_limits<int64_t>::max())) {
   if (!tokenizer_) task_ = config.build_task();
 }
 
@@ -47,6 +50,11 @@ std::vector<int64_t> Codec::encode(const std::string& text, bool start) const {
   if (start && this->start()) out.push_back(*this->start());
   const int64_t* first = tokens.const_data_ptr<int64_t>();
   out.insert(out.end(), first, first + tokens.numel());
+  for (const int64_t token : out) {
+    if (token < vocabulary_) continue;
+    usage_error("the text has '", name(token), "', token ", token,
+                " of the tokenizer, but the model has only the tokens 0 to ", vocabulary_ - 1, ".");
+  }
   return out;
 }
 

@@ -45,6 +45,7 @@ class Codec {
  private:
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   std::shared_ptr<data::Task> task_;  // where there is no tokenizer
+  const int64_t vocabulary_;          // of the model; a tokenizer may have more
 };
 
 // A text that is being written: passed on as it comes, up to its end.

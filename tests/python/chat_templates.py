@@ -306,6 +306,8 @@ PIECES = [
     (
         "{{ 'abc'.startswith('a') }} {{ 'abc'.endswith(('x', 'c')) }} {{ 'abcabc'.find('c') }} {{ 'abc'.find('z') }} "
         "{{ 'abcabc'.rfind('b') }} {{ 'aaa'.count('a') }} {{ 'a\\nb\\r\\nc'.splitlines() }} {{ ','.join(['a', 'b']) }} "
+        "{{ 'a\\u2028b\\x0bc\\r\\n\\nd\\r'.splitlines() }} {{ '\u0663'.isdigit() }} {{ '\u00b2'.isdigit() }} {{ '\u00bd'.isdigit() }} "
+        "{{ '\u00bd'.isnumeric() }} {{ ''.isnumeric() }} {{ '\u0130X'.lower() | length }} "
         "{{ '12'.isdigit() }} {{ ' '.isspace() }} {{ 'prefix'.removeprefix('pre') }} {{ [1, 2, 1].count(1) }} "
         "{{ [1, 2].index(2) }}"
     ),

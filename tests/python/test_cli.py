@@ -492,6 +492,10 @@ def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
     assert text("--prompt", "The ", "--seed", 4) != first
     assert text("--prompt", "The ", "--temperature", 0, "--seed", 1) == text("--prompt", "The ", "--top-k", 1, "--seed", 2)
     assert text("--prompt", "-", "--seed", 3, input=b"The ") == first
+    zero = ["generate", run, "--tokens", 0, "--prompt", "-"]
+    assert headloom(*zero, input=b"a\0b", cwd=tmp_path).stdout == "a\0b\n"
+    two = headloom(*zero, "--samples", 2, input=b"\0b", cwd=tmp_path).stdout
+    assert two == "--- sample 1\n\0b\n--- sample 2\n\0b\n"
     # Where both go to one place, the line about the speed stands below the text.
     command = [str(BINARY), "generate", "runs/text", "--prompt", "T", "--tokens", "1"]
     both = subprocess.run(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
@@ -627,7 +631,8 @@ def test_eval_reads_long_contexts_in_pieces(place):
     for how in (["--cache", "window:2"], ["--cache-dtype", "int8"], ["--context", 24, "--piece", 7, "--cache", "tova:8"]):
         result = evaluated(*how, "--sequences", 1, "--logits", file)
         tensors = safetensors.load_file(file)
-        losses = torch.nn.functional.cross_entropy(tensors["logits"][:1].flatten(0, 1), tensors["targets"][:1].flatten())
+        assert len(tensors["tokens"]) == 1
+        losses = torch.nn.functional.cross_entropy(tensors["logits"].flatten(0, 1), tensors["targets"].flatten())
         assert losses.item() == pytest.approx(result["loss"], rel=1e-6), how
     assert "the cache policy is \"tova\"" in refused("eval", "runs/text", "--cache", "tova", cwd=place)
     assert "the cache policy is \"tova:0\"" in refused("generate", "runs/text", "--cache", "tova:0", cwd=place)

@@ -311,6 +311,7 @@ def test_an_encoder_decoder_answers():
         (sources, "2 sources for 1 prompts"),
         (sources[0][:0], "a source has shape"),
         (sources[0] + VOCABULARY, "the source has the token"),
+        (tokens(1, 25)[0], "a source has 25 tokens, expected at most max_source_length = 24"),
     ]:
         with pytest.raises(ValueError, match=match):
             model.generate(start, 2, source=given)

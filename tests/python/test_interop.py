@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from cli_support import run as command
 from headloom import load
 from headloom import model as new_model
 from interop_support import COMMON, LLAMA, MARK, compare_with, headloom, llama, logits_of, refused, saved, shaken, transformers
@@ -188,6 +189,15 @@ def test_a_width_that_cannot_be_is_named(tmp_path, key, value, said):
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     assert said in refused(tmp_path / "theirs", tmp_path, code=2)
+
+
+def test_a_rotation_larger_than_a_head_is_named(tmp_path):
+    saved(gptj, tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    for changed, said in [({"rotary_dim": 32}, "'rotary_dim' is 32, expected"), ({"rotary_dim": None}, "'rotary_dim' is 64 where absent, expected")]:
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+        message = refused(tmp_path / "theirs", tmp_path, code=2)
+        assert message == f"headloom: {path}: {said} 1 to 16, the size of a head.\n"
 
 
 def test_layers_of_which_some_have_a_window_are_refused(tmp_path):
@@ -522,6 +532,17 @@ def test_shards_old_spellings_bfloat16_and_a_tokenizer(tmp_path, text):
         assert (run / name).read_text() == (tmp_path / "back" / name).read_text() == content
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     assert loaded("the loom", add_special_tokens=False)["input_ids"] == tokenizer.encode("the loom").ids
+    # Tokens that the model does not have.
+    wide = folder / "tokenizer.json"
+    table = json.loads(wide.read_text())
+    first = 1 + max(table["model"]["vocab"].values())
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized", "special"], False)
+    table["added_tokens"] += [{"id": i, "content": f"<{i}>", **flags} for i in range(first, 305)]
+    wide.write_text(json.dumps(table))
+    told = command("import", folder, "--out", tmp_path / "wide").stderr
+    assert f"{wide} has 305 tokens, and the model only 300: a text that has one of the others is refused." in told
+    message = headloom("generate", tmp_path / "wide", "--prompt", "the <302>", code=2)
+    assert "the text has '<302>', token 302 of the tokenizer, but the model has only the tokens 0 to 299." in message
 
 
 def test_bert_with_its_tokenizer(tmp_path):

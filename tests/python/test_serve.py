@@ -368,7 +368,11 @@ def test_bad_requests_harm_nobody(attention, recurrence):
         (b'{"prompt" 3}', "the body is not JSON: it has '3' in column 11, where it does not belong."),
         (b'{"prompt": "\xff"}', "the body is not JSON: "),
         (b"[" * 100_000, "nested deeper than 8 levels"),
-        (b'{"prompt": "\\ud800"}', "the body is not JSON: "),
+        (b'{"prompt": "\\ud800"}', "the body is not JSON: it has \\ud800 in column 13, which is half a character."),
+        (b'{"prompt": "a\\udc00"}', "the body is not JSON: it has \\udc00 in column 14, which is half a character."),
+        (b'{"prompt": "\\ud83d\\ude00"x}', "the body is not JSON: it has 'x' in column 26, where it does not belong."),
+        (b'{"prompt": "a", "max_tokens": 1, "max_tokens": 3}', 'the body has the key "max_tokens" twice in one object.'),
+        (b'{"prompt": "a", "stream_options": {"a": 1, "a": 2}}', 'the body has the key "a" twice in one object.'),
         (b"5", "the body is 5, expected a JSON object."),
     ]:
         status, answer = post(raw)

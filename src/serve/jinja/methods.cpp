@@ -39,8 +39,9 @@ int64_t count_of(std::string_view text, std::string_view part) {
   return count;
 }
 
-bool all_digits(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+bool all_of(std::string_view text, bool (*is)(std::string_view character)) {
+  const auto all = characters(text);
+  return !all.empty() && std::all_of(all.begin(), all.end(), is);
 }
 
 using TextMethod = Value (*)(const std::string& text, Taken& taken, Budget& budget);
@@ -128,13 +129,16 @@ const std::vector<std::pair<std::string_view, TextMethod>>& text_methods() {
        [](const std::string& t, Taken& a, Budget&) -> Value {
          return count_of(t, a.need("sub").text());
        }},
-      {"isdigit", [](const std::string& t, Taken&, Budget&) -> Value { return all_digits(t); }},
-      {"isnumeric", [](const std::string& t, Taken&, Budget&) -> Value { return all_digits(t); }},
-      {"isspace",
+      {"isdigit",
        [](const std::string& t, Taken&, Budget&) -> Value {
-         const auto all = characters(t);
-         return !all.empty() && std::all_of(all.begin(), all.end(), is_space);
+         return all_of(t, is_digit_character);
        }},
+      {"isnumeric",
+       [](const std::string& t, Taken&, Budget&) -> Value {
+         return all_of(t, is_number_character);
+       }},
+      {"isspace",
+       [](const std::string& t, Taken&, Budget&) -> Value { return all_of(t, is_space); }},
   };
   return table;
 }

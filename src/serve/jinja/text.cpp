@@ -20,6 +20,7 @@ std::string changed(std::string_view character, utf8proc_int32_t (*change)(utf8p
   if (c.length == 0) return std::string(character);
   if (c.value == 0xdf && change == utf8proc_toupper) return "SS";
   if (c.value == 0xdf && change == utf8proc_totitle) return "Ss";
+  if (c.value == 0x130 && change == utf8proc_tolower) return "i\u0307";
   std::string out;
   data::append_utf8(out, static_cast<char32_t>(change(static_cast<utf8proc_int32_t>(c.value))));
   return out;
@@ -62,6 +63,18 @@ std::vector<std::string_view> characters(std::string_view text) {
 bool is_space(std::string_view character) {
   const char32_t c = code_of(character);
   return (c >= 0x1c && c <= 0x1f) || data::is_space(c);
+}
+
+bool is_digit_character(std::string_view character) {
+  const char32_t c = code_of(character);
+  const bool raised = c == 0xb2 || c == 0xb3 || c == 0xb9 || c == 0x2070 ||
+                      (c >= 0x2074 && c <= 0x2079) || (c >= 0x2080 && c <= 0x2089);
+  return raised || utf8proc_category(static_cast<utf8proc_int32_t>(c)) == UTF8PROC_CATEGORY_ND;
+}
+
+bool is_number_character(std::string_view character) {
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code_of(character)));
+  return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
 }
 
 std::string stripped(std::string_view text, std::string_view chars, bool left, bool right) {
@@ -123,9 +136,7 @@ int64_t count_words(std::string_view text) {
   int64_t count = 0;
   bool inside = false;
   for (const std::string_view c : characters(text)) {
-    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code_of(c)));
-    const bool number = category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
-    const bool part = is_letter(c) || number || c == "_";
+    const bool part = is_letter(c) || is_number_character(c) || c == "_";
     count += part && !inside;
     inside = part;
   }
@@ -205,15 +216,20 @@ std::vector<std::string> split(std::string_view text, std::string_view separator
 
 std::vector<std::string> lines(std::string_view text) {
   std::vector<std::string> out;
-  for (size_t from = 0; from < text.size();) {
-    const size_t found = text.find_first_of("\n\r", from);
-    if (found == std::string_view::npos) {
-      out.emplace_back(text.substr(from));
-      break;
+  size_t from = 0, at = 0;
+  for (const std::string_view c : characters(text)) {
+    const size_t end = at + c.size();
+    const char32_t code = code_of(c);
+    const bool breaks = (code >= 0xa && code <= 0xd) || (code >= 0x1c && code <= 0x1e) ||
+                        code == 0x85 || code == 0x2028 || code == 0x2029;
+    if (breaks && !(code == '\r' && end < text.size() && text[end] == '\n')) {
+      const bool both = code == '\n' && at > from && text[at - 1] == '\r';
+      out.emplace_back(text.substr(from, at - from - (both ? 1 : 0)));
+      from = end;
     }
-    out.emplace_back(text.substr(from, found - from));
-    from = found + (text.substr(found, 2) == "\r\n" ? 2 : 1);
+    at = end;
   }
+  if (from < text.size()) out.emplace_back(text.substr(from));
   return out;
 }
 

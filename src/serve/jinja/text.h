@@ -11,6 +11,9 @@ namespace headloom::jinja {
 std::vector<std::string_view> characters(std::string_view text);
 // Whether a character (as characters() gives it) is white space to Python's str.strip().
 bool is_space(std::string_view character);
+// Whether Python's str.isdigit() and str.isnumeric() count it, Chinese numerals left out.
+bool is_digit_character(std::string_view character);
+bool is_number_character(std::string_view character);
 
 // Both sides, or one. `chars` empty: white space.
 std::string stripped(std::string_view text, std::string_view chars, bool left, bool right);
