@@ -230,8 +230,11 @@ void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subj
   // A question needs the whole of its context.
   if (!input.tokens.defined() || (name == "noise" && a.length == 0)) return;
   int64_t length = a.length > 0 ? a.length : maps ? kShownTokens : kReadTokens;
+  // A page has no columns of padding alone. A source may be longer than its target.
   if (maps && input.lengths.defined()) {
-    length = std::min(length, std::max<int64_t>(1, input.lengths.max().item<int64_t>()));
+    int64_t longest = std::max<int64_t>(1, input.lengths.max().item<int64_t>());
+    if (input.source.defined()) longest = std::max(longest, input.source.size(1));
+    length = std::min(length, longest);
   }
   if (subject.targets.defined() && subject.targets.sizes() == input.tokens.sizes()) {
     subject.targets = subject.targets.narrow(1, 0, std::min(length, input.tokens.size(1)));
