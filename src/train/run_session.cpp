@@ -61,9 +61,6 @@ RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress&
   if (steps.empty()) {
     require(control_.checkpoint.empty(), folder, ": has no checkpoint to go on from.");
     if (!control_.of_comparison) check_new_folder();
-    if (control_.resume && !control_.of_comparison) {
-      progress_.line(str(folder, ": there is no checkpoint to go on from yet, so the run begins"));
-    }
   } else if (!goes_on()) {
     refuse_present();
   } else {
@@ -182,6 +179,9 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   if (fs::exists(path) && !fs::exists(metrics) &&
       !differences(read_toml(path), stored_config(config_)).empty()) {
     usage_error(path, ": is not the configuration of a run; choose another folder with --out.");
+  }
+  if (control_.resume && !control_.of_comparison) {
+    progress_.line(str(folder, ": there is no checkpoint to go on from yet, so the run begins"));
   }
   forget_configs_after(folder, 0);
   if (origin) {
