@@ -117,7 +117,17 @@ int run_train(TrainArguments& a) {
     if (code != 0 && to_be_requeued()) requeue();
     return code;
   }
-  if (!place) return train_here(a, nullptr);
+  if (!place) {
+    const char* const given = !a.group.interface.empty()                  ? "--interface"
+                              : a.group.timeout != GroupOptions{}.timeout ? "--timeout"
+                                                                          : nullptr;
+    if (given != nullptr) {
+      usage_error(given,
+                  " is for several processes, but one trains: leave it out, or say how many ",
+                  "with --processes.");
+    }
+    return train_here(a, nullptr);
+  }
   if (place->ours) a.processes = place->size;  // for the command that goes on
   const std::unique_ptr<Group> group = Group::connect(*place, a.group);
   return group->run([&] {

@@ -24,18 +24,6 @@ void FileOptions::fields(Fields& f, const std::string& what) {
   f.field("tokenizer", tokenizer, str("with path: ", kTokenizerHelp));
 }
 
-void FileOptions::check(const std::string& task, const std::vector<std::string>& labels) const {
-  check_labels(labels);
-  if (path) return;
-  const char* given = held_out_path          ? "held_out_path"
-                      : tokenizer != "bytes" ? "tokenizer"
-                      : !labels.empty()      ? "labels"
-                                             : nullptr;
-  if (given != nullptr) {
-    usage_error(task, " has '", given, "' but no 'path', expected the file to read.");
-  }
-}
-
 std::vector<DataPath> FileOptions::data_paths() {
   std::vector<DataPath> out;
   if (path) out.push_back({"path", &*path});

@@ -20,8 +20,6 @@ struct FileOptions {
 
   // `what` says what stands in the files.
   void fields(Fields& f, const std::string& what);
-  // Throws UsageError, naming the task, for options that do not fit.
-  void check(const std::string& task, const std::vector<std::string>& labels = {}) const;
   std::vector<DataPath> data_paths();
   // As TaskSpec has them, nullptr where there is none: what is generated has letters of its own.
   std::string* tokenizer_file() { return tokenizer == "bytes" ? nullptr : &tokenizer; }

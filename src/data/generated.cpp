@@ -216,6 +216,7 @@ std::optional<TaskSizes> GeneratedSpec::known_sizes() {
 }
 
 std::shared_ptr<Task> GeneratedSpec::build(uint64_t seed) const {
+  check_no_idle_options(*this);
   std::shared_ptr<Task> task = make(seed);
   // Options that allow too few sequences are refused here rather than in the middle of a run.
   auto* generated = dynamic_cast<GeneratedTask*>(task.get());

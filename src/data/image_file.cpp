@@ -189,8 +189,8 @@ Image read_image(const std::string& path) {
   if (content.starts_with("\x89PNG")) return read_png(path, bytes);
   if (content.starts_with("\xff\xd8")) return read_jpeg(path, bytes);
   if (content.starts_with("P5") || content.starts_with("P6")) return read_netpbm(path, bytes);
-  fail("'", path, "' is no image: it is ", bytes.empty() ? "empty" : "neither PNG, JPEG nor PPM",
-       ".");
+  fail("'", path, "' is no image: it is ",
+       bytes.empty() ? "empty" : "neither PNG, JPEG nor binary PPM or PGM", ".");
 }
 
 }  // namespace headloom::data

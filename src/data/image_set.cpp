@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -13,6 +14,7 @@
 #include "data/corpus.h"
 #include "data/image_file.h"
 #include "data/labelled.h"
+#include "data/random.h"
 
 namespace headloom::data {
 namespace {
@@ -206,26 +208,41 @@ void read_both(const std::string& train, const std::string& held_out,
   out.held_out = read_split(held, out.names, options);
 }
 
-// Holds a share of each class out.
+// Holds a share of each class out. Where something is trained on, a picture of which a class has
+// several copies is taken once: otherwise one of them could be held out.
 void read_classes(const ImageFileOptions& options, ImageFiles& out) {
   const std::vector<ClassPath> classes = classes_below(options.path, {});
   out.names = class_names(classes, options.labels);
+  const bool all = options.held_out == 1.0;
   Builder kept, held;
   for (const ClassPath& entry : classes) {
     const int64_t label = class_number(out.names, entry.name);
     std::vector<fs::path> paths = images_below(entry.path);
-    const bool all = options.held_out == 1.0;
-    require(all || paths.size() >= 2, "the class '", entry.path,
-            "' has one image, expected at least two, one to train on and one held out.");
     const auto lot = [&](const fs::path& path) {
       return document_lot(path.lexically_relative(entry.path).generic_string(), kSplitSalt);
     };
     std::stable_sort(paths.begin(), paths.end(),
                      [&](const fs::path& a, const fs::path& b) { return lot(a) < lot(b); });
-    const auto present = static_cast<int64_t>(paths.size());
+    std::vector<at::Tensor> pictures;
+    std::unordered_set<uint64_t> seen;
+    for (const fs::path& path : paths) {
+      const at::Tensor pixels = read_pixels(path, options).contiguous();
+      StableHash hash;
+      hash.add(std::string_view(static_cast<const char*>(pixels.const_data_ptr()),
+                                static_cast<size_t>(pixels.numel())));
+      if (!all && !seen.insert(hash.value()).second) {
+        ++out.copies;
+      } else {
+        pictures.push_back(pixels);
+      }
+    }
+    require(all || pictures.size() >= 2, "the class '", entry.path, "' has one image",
+            paths.size() > 1 ? str(" in ", paths.size(), " files") : "",
+            ", expected at least two, one to train on and one held out.");
+    const auto present = static_cast<int64_t>(pictures.size());
     const int64_t cut = all ? 0 : present - held_out_count(present, options.held_out);
     for (int64_t i = 0; i < present; ++i) {
-      (i < cut ? kept : held).add(read_pixels(paths[static_cast<size_t>(i)], options), label);
+      (i < cut ? kept : held).add(pictures[static_cast<size_t>(i)], label);
     }
   }
   out.train = kept.take();

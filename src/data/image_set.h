@@ -20,6 +20,7 @@ struct ImageFiles {
   std::vector<std::string> names;      // of the classes; empty for CIFAR's, which are numbers
   std::array<double, 3> mean, spread;  // by which channels are normalised, of values in [0, 1]
   std::string what;                    // "CIFAR-10", "a folder of 3 classes"
+  int64_t copies = 0;                  // of pictures that are there already: left out
 };
 
 struct ImageFileOptions {
@@ -35,7 +36,8 @@ struct ImageFileOptions {
 //     label; train.bin and test.bin), as published. A file with "test" in its name is held out.
 //   - sub-folders train and test (or val, valid, validation, dev; capitals do not count), each with
 //     a sub-folder a class;
-//   - sub-folders, each a class, of which a share is held out by a hash of the names.
+//   - sub-folders, each a class, of which a share is held out by a hash of the names. Of pictures
+//     with the same pixels in one class, one is taken, unless all are held out.
 // Hidden files and folders are passed over. Throws Error naming the file for one that is broken or
 // no regular file, whose label is out of range or whose size is neither `size` nor to be changed,
 // and for a folder `train` of folders beside others of which none has a name of held-out data;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/fields.h"
 #include "core/hash.h"
 #include "core/text.h"
 #include "data/floors.h"
@@ -74,6 +75,30 @@ const std::vector<TaskEntry>& tasks() {
        images_spec},
   };
   return table;
+}
+
+void check_no_idle_options(const TaskSpec& spec) {
+  const auto listed = [](TaskSpec& of) {
+    Lister lister;
+    of.fields(lister);
+    return lister.options();
+  };
+  // A listing changes nothing.
+  const std::vector<OptionInfo> given = listed(const_cast<TaskSpec&>(spec)),
+                                defaults = listed(*make_task_spec(spec.type()));
+  const bool reads = std::any_of(given.begin(), given.end(), [](const OptionInfo& option) {
+    return option.key == "path" && !option.default_value.empty();
+  });
+  for (size_t i = 0; i < given.size(); ++i) {
+    const OptionInfo& option = given[i];
+    if (!option.doc.starts_with(reads ? kGenerated : kWithPath) ||
+        option.default_value == defaults[i].default_value) {
+      continue;
+    }
+    usage_error(spec.type(), " has '", option.key, "' ",
+                reads ? "and 'path', but what is read from files has no such option; leave it out."
+                      : "but no 'path', expected the files to read.");
+  }
 }
 
 void check_held_out(int64_t first, int64_t count, int64_t present) {

@@ -215,4 +215,9 @@ std::vector<std::string> task_names();
 // A spec with its defaults. Throws UsageError, with the nearest name, for an unknown type.
 std::shared_ptr<TaskSpec> make_task_spec(const std::string& type);
 
+// How the descriptions of options begin that count only with files to read, or only without.
+constexpr std::string_view kWithPath = "with path: ", kGenerated = "generated: ";
+// Throws UsageError for an option of the other of the two that is not at its default.
+void check_no_idle_options(const TaskSpec& spec);
+
 }  // namespace headloom::data

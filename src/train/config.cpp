@@ -28,7 +28,9 @@ void TrainOptions::fields(Fields& f) {
   f.field("lr", lr, "peak learning rate", positive());
   f.field("schedule", schedule, "after the warm-up", {"cosine", "constant", "inverse_sqrt"});
   f.field("warmup", warmup, "steps of linear warm-up", at_least(0));
-  f.field("min_lr", min_lr, "cosine: final learning rate as a share of lr", between(0.0, 1.0));
+  f.field("min_lr", min_lr,
+          "cosine: share of lr to which the learning rate has fallen after the last step",
+          between(0.0, 1.0));
   f.field("beta1", beta1, "AdamW: decay of the mean", fraction());
   f.field("beta2", beta2, "AdamW: decay of the mean square", fraction());
   f.field("eps", eps, "AdamW: added to the root", positive());

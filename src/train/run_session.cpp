@@ -199,7 +199,21 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   return state;
 }
 
+// A command that is given again may name the run that this one began with, and no other: what goes
+// on has weights of its own.
+void RunSession::check_from() const {
+  if (control_.from.empty()) return;
+  const std::string& folder = control_.folder;
+  const std::optional<Origin> began = read_origin(folder);
+  std::error_code none;
+  if (began && fs::equivalent(began->folder, control_.from, none)) return;
+  usage_error("--from ", control_.from, ": ", folder, " goes on with its own weights, ",
+              began ? "and began with those of " + began->folder : "and began without others'",
+              "; leave --from out, or choose another folder with --out.");
+}
+
 TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& task) {
+  check_from();
   const std::string& folder = control_.folder;
   const std::vector<Difference> changes = differences_from(folder, config_);
   for (const Difference& d : changes) {

@@ -50,6 +50,7 @@ class RunSession {
   [[noreturn]] void refuse_present() const;
   void check_new_folder() const;
   TrainState begin(Model& model, AdamW& optimizer, const data::Task& task);
+  void check_from() const;
   TrainState go_on(Model& model, AdamW& optimizer, const data::Task& task);
   void restate(const std::vector<Difference>& changes, int64_t step);
 

@@ -195,7 +195,12 @@ TEST(TagText, WhatCannotBeUsedIsRefused) {
             "tag_text has length = 2, but " + files.folder.path("tokenizer.json") +
                 " puts 2 tokens around each text; expected at least 3.");
   EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\nlabels = ['X', 'Y']"),
-            "tag_text has 'labels' but no 'path', expected the file to read.");
+            "tag_text has 'labels' but no 'path', expected the files to read.");
+  EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\nheld_out = 0.5"),
+            "tag_text has 'held_out' but no 'path', expected the files to read.");
+  EXPECT_EQ(error_of<UsageError>(files.options(good, good, "symbols = 9")),
+            "tag_text has 'symbols' and 'path', but what is read from files has no such option; "
+            "leave it out.");
   EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\npath = 'x'\nlabels = ['X', 'Y', 'X']"),
             "'task.labels' has 'X' twice, expected each label once.");
   EXPECT_EQ(error_of<UsageError>("type = 'tag_text'\nmin_length = 65"),
@@ -310,7 +315,11 @@ TEST(ClassifyPairs, WhatCannotBeUsedIsRefused) {
   expect_contains(error_of<UsageError>(files.options(good, good, "length = 2")),
                   "classify_pairs has length = 2, but bytes puts 1 token around two texts");
   EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\nheld_out_path = 'x'"),
-            "classify_pairs has 'held_out_path' but no 'path', expected the file to read.");
+            "classify_pairs has 'held_out_path' but no 'path', expected the files to read.");
+  EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\nlength = 200"),
+            "classify_pairs has 'length' but no 'path', expected the files to read.");
+  EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\ncount = 11"),
+            "classify_pairs has count = 11, expected less than symbols = 10.");
   EXPECT_EQ(error_of<UsageError>("type = 'classify_pairs'\ncount = 7\nchanged = 4"),
             "classify_pairs has changed = 4, expected at most count = 7 and symbols - count = 3.");
 }

@@ -341,6 +341,15 @@ TEST(Floors, OneOfTheBlocksIsRightByTheirNumber) {
   EXPECT_NEAR(static_cast<double>(right) / 2000.0, task->floors().back().accuracy, 0.04);
 }
 
+// Any character is a better guess than one of many blocks.
+TEST(FindBlock, TheBestFloorIsTheLast) {
+  const auto task =
+      task_of("type = 'find_block'\nblocks = 52\nblock_letters = 1\nquery_letters = 1");
+  ASSERT_EQ(task->floors().size(), 1u);
+  EXPECT_EQ(task->floors()[0].name, "any characters");
+  EXPECT_EQ(task_of("type = 'find_block'\nblocks = 4")->floors().back().name, "one of the blocks");
+}
+
 TEST(FindBlock, OneBlockHasAllQueriedLettersAndIsTheAnswer) {
   check_find_block("blocks = 8", 8, 5, 2, "all");
   check_find_block("blocks = 8\nanswer = 'first'", 8, 5, 2, "first");

@@ -378,7 +378,7 @@ TEST(ClassifyText, FoldersAndFilesAreClasses) {
             "'task.labels' has 'a' twice, expected each label once.");
   for (const std::string type : {"classify_text", "images"}) {
     EXPECT_EQ(error_of<UsageError>("type = '" + type + "'\nlabels = ['a', 'b']"),
-              type + " has 'labels' but no 'path', expected the folder to read.");
+              type + " has 'labels' but no 'path', expected the files to read.");
   }
   // A class that is not there would be missed by nobody.
   std::filesystem::create_symlink(folder.path("none"), folder.path("c"));

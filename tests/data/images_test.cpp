@@ -175,8 +175,9 @@ TEST(ImageFile, BrokenFilesAreNamedAndNothingCrashes) {
                 "' is a broken PPM file: its size is 999999999 x 999999999 pixels.");
   EXPECT_EQ(read_error(folder.write("a.png", "")),
             "'" + folder.path("a.png") + "' is no image: it is empty.");
-  EXPECT_EQ(read_error(folder.write("a.png", "GIF89a")),
-            "'" + folder.path("a.png") + "' is no image: it is neither PNG, JPEG nor PPM.");
+  EXPECT_EQ(
+      read_error(folder.write("a.png", "GIF89a")),
+      "'" + folder.path("a.png") + "' is no image: it is neither PNG, JPEG nor binary PPM or PGM.");
   expect_contains(read_error(folder.path("gone.png")), "gone.png");
 }
 
@@ -332,6 +333,18 @@ TEST(Images, FoldersAreClasses) {
   EXPECT_DOUBLE_EQ(more_blue.back().accuracy, 4.0 / 6);
   for (int i = 10; i < 20; ++i) std::filesystem::remove(folder.path(str("blue/", i, ".png")));
 
+  // A picture that is there several times would be trained on and held out.
+  for (int i = 0; i < 10; ++i) {
+    folder.write(str("blue/copy of ", i, ".png"),
+                 png(picture(8, 8, 0, static_cast<uint8_t>(20 * i), 255)));
+  }
+  const auto copied = task_of(config + "\nheld_out = 0.2");
+  EXPECT_EQ(copied->data_size().count, 20);
+  expect_contains(copied->describe(), "held out, 10 left out as copies of others.");
+  EXPECT_EQ(task_of(config + "\nheld_out = 1")->eval_sequences(), 30) << "nothing is trained on";
+  for (int i = 0; i < 10; ++i)
+    std::filesystem::remove(folder.path(str("blue/copy of ", i, ".png")));
+
   // The classes keep the numbers of a model, where a folder has not all of them.
   const auto given = task_of(config + "\nlabels = ['red', 'none', 'blue']");
   EXPECT_EQ(given->classes(), 3);
@@ -343,6 +356,9 @@ TEST(Images, FoldersAreClasses) {
   }
   EXPECT_EQ(error_of<UsageError>(config + "\nlabels = ['red', 'green']"),
             "'" + folder.path("blue") + "' is a class that is not among labels = red, green.");
+  EXPECT_EQ(error_of<UsageError>(config + "\nnoise = 0.5"),
+            "images has 'noise' and 'path', but what is read from files has no such option; leave "
+            "it out.");
   // Copies that an editor keeps are none; a pipe is never waited for.
   folder.write("red/.copies/1.png", png(picture(8, 8, 255, 0, 0)));
   EXPECT_EQ(task_of(config + "\nheld_out = 1")->eval_sequences(), 20);

@@ -253,6 +253,8 @@ def test_wrong_requests(place):
         "'train.batch' is 4, which 3 processes cannot share equally, expected a multiple of 3."
     )
     assert "expected one of lo" in refuse("--processes", 2, "--interface", "none0")
+    for option in (["--interface", "lo"], ["--timeout", "7"]):
+        assert refuse(*option) == f"{option[0]} is for several processes, but one trains: leave it out, or say how many with --processes."
     assert "'train.lrr'" in refuse("--processes", 2, "--set", "train.lrr=1")
     assert "'train.device' is \"cuda\"" in refuse("--processes", 2, "--set", 'train.device="cuda"')
     # --device stands in place of the configuration's for every process.

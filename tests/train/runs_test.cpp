@@ -265,6 +265,29 @@ TEST(From, WeightsAreKnownByHowTheyWereTrained) {
   EXPECT_EQ(begun(other, "15").identity, begun(longer, "15").identity);
 }
 
+// What goes on has weights of its own. The command that began it may be given again.
+TEST(From, IsThatOfTheRunWhichGoesOn) {
+  const TempFolder folder;
+  const std::string source = folder.path("source"), other = folder.path("other");
+  for (const std::string& run : {source, other}) train_quietly(tiny_run(kTen), {.folder = run});
+  const std::string run = folder.path("run");
+  const Node config = tiny_run("steps = 2\nwarmup = 0");
+  train_quietly(config, {.folder = run, .from = source});
+  train_quietly(with(config, {"train.steps=3"}),
+                {.folder = run, .resume = true, .from = source + "/"});
+  EXPECT_EQ(load_run(run, "last").step, 3);
+  const auto refused = [&](const std::string& goes_on) {
+    return message_of<UsageError>([&] {
+      train_quietly(with(config, {"train.steps=4"}),
+                    {.folder = goes_on, .resume = true, .from = other});
+    });
+  };
+  EXPECT_EQ(refused(run), str("--from ", other, ": ", run,
+                              " goes on with its own weights, and began with those of ", source,
+                              "; leave --from out, or choose another folder with --out."));
+  EXPECT_TRUE(contains(refused(source), "goes on with its own weights, and began without others'"));
+}
+
 TEST(From, RefusesOtherWeightsInTheSamePlace) {
   const TempFolder folder;
   const std::string source = folder.path("source"), run = folder.path("run");

@@ -11,6 +11,7 @@
 #include "core/sizes.h"
 #include "core/text.h"
 #include "data/examples.h"
+#include "data/labelled.h"
 #include "data/tasks/tasks.h"
 
 namespace headloom::data {
@@ -176,8 +177,12 @@ struct ClassifyPairsSpec final : ExampleSpec<ClassifyPairsOptions> {
             size_from(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
-    options.files.check(type(), options.labels);
+    check_labels(options.labels);
     if (options.files.path) return std::make_shared<Pairs>(options, seed, eval_sequences);
+    if (options.count >= options.symbols) {
+      usage_error("classify_pairs has count = ", options.count,
+                  ", expected less than symbols = ", options.symbols, ".");
+    }
     if (options.changed > options.count || options.changed > options.symbols - options.count) {
       usage_error("classify_pairs has changed = ", options.changed,
                   ", expected at most count = ", options.count,

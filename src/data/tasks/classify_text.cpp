@@ -322,9 +322,8 @@ struct ClassifyTextSpec final : GeneratedSpec {
             "there are many; 1: all, to evaluate only",
             Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
     f.field("length", options.length, "tokens of the longest text (T)", size_from(2));
-    f.field("language", options.language, "without path: what is generated",
-            {"grammars", "brackets"});
-    f.field("classes", options.classes, "grammars: how many", between<int64_t>(2, 1000));
+    f.field("language", options.language, "generated: the kind", {"grammars", "brackets"});
+    f.field("classes", options.classes, "generated: how many grammars", between<int64_t>(2, 1000));
     f.field("symbols", options.symbols, "generated: letters, or opening and closing brackets",
             between<int64_t>(2, 26));
     f.field("min_length", options.min_length,
@@ -339,14 +338,15 @@ struct ClassifyTextSpec final : GeneratedSpec {
       }
       return std::make_shared<LabelledFiles>(options, seed, eval_sequences);
     }
-    if (!options.labels.empty()) {
-      usage_error("classify_text has 'labels' but no 'path', expected the folder to read.");
-    }
     if (options.shortest() > options.length) {
       usage_error("classify_text has min_length = ", options.shortest(),
                   ", expected at most length = ", options.length, ".");
     }
     if (options.language == "brackets") {
+      if (options.classes != ClassifyTextOptions{}.classes) {
+        usage_error("classify_text has classes = ", options.classes,
+                    ", but brackets have two classes; leave it out.");
+      }
       if (options.symbols > 8 || options.symbols % 2 != 0) {
         usage_error("classify_text has symbols = ", options.symbols,
                     ", expected 2, 4, 6 or 8 brackets.");

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "data/floors.h"
 #include "data/generated.h"
 #include "data/tasks/tasks.h"
 
@@ -42,12 +43,14 @@ class FindBlock final : public GeneratedTask {
   std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto letters = static_cast<double>(options_.block_letters);
     const auto answer = static_cast<double>(options_.answer_letters());
-    const Floor uniform{"any characters", std::pow(static_cast<double>(vocabulary()), -answer)};
+    std::vector<Floor> floors = {
+        {"any characters", std::pow(static_cast<double>(vocabulary()), -answer)}};
     if (options_.answer == "all") {
-      return {uniform, {"one of the blocks", 1.0 / static_cast<double>(options_.blocks)}};
+      add_floor(floors, "one of the blocks", 1.0 / static_cast<double>(options_.blocks));
+    } else {  // the query is a random choice of the block's letters in random order
+      add_floor(floors, "one of the queried letters", 1.0 / letters);
     }
-    // The query is a random choice of the block's letters in random order.
-    return {uniform, {"one of the queried letters", 1.0 / letters}};
+    return floors;
   }
   std::string describe() const override {
     const std::string answer = options_.answer == "all"

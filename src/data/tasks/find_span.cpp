@@ -259,7 +259,6 @@ struct FindSpanSpec final : ExampleSpec<FindSpanOptions> {
     f.field("digits", options.digits, "generated: digits of the longest answer", size_from(1));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
-    options.files.check(type());
     if (options.files.path) return std::make_shared<Questions>(options, seed, eval_sequences);
     if (options.count > options.symbols) {
       usage_error("find_span has count = ", options.count,

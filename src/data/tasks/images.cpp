@@ -165,7 +165,9 @@ class FolderOfImages final : public Images {
   std::string describe() const override {
     return str("Pictures of ", options_.size, " x ", options_.size, " pixels: ", files_.what, ", ",
                files_.train.labels.size(), " to train on, ", eval_sequences(), " of ",
-               eval_order_.size(), " held out.");
+               eval_order_.size(), " held out",
+               files_.copies > 0 ? str(", ", files_.copies, " left out as copies of others") : "",
+               ".");
   }
 
  protected:
@@ -196,7 +198,8 @@ struct ImagesSpec final : TaskSpec {
   std::vector<std::string>* labels() override { return &options.labels; }
   void fields(Fields& f) override {
     f.field("path", options.path,
-            "folder of CIFAR .bin files, or with a sub-folder of images (PNG, JPEG, PPM) a class; "
+            "folder of CIFAR .bin files, or with a sub-folder of images (PNG, JPEG, binary PPM or "
+            "PGM) a class; "
             "absent: shapes");
     f.field("labels", options.labels,
             "with path: the sub-folders in the order of their classes; absent: those found, by "
@@ -208,9 +211,9 @@ struct ImagesSpec final : TaskSpec {
         "with path: share of each class kept for evaluation where the files do not say, at most "
         "0.5; 1: all, to evaluate only",
         Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
-    f.field("classes", options.classes, "shapes: the first so many of " + join(shape_names()),
+    f.field("classes", options.classes, "generated: the first so many of " + join(shape_names()),
             between<int64_t>(2, static_cast<int64_t>(shape_names().size())));
-    f.field("noise", options.noise, "shapes: spread of what is added to each pixel's 0 to 1",
+    f.field("noise", options.noise, "generated: spread of what is added to each pixel's 0 to 1",
             between(0.0, 1.0));
     f.field("grey", options.grey, "one channel instead of three");
     f.field("flip", options.flip, "mirror half of the training images, left to right");
@@ -226,9 +229,7 @@ struct ImagesSpec final : TaskSpec {
     options.eval_sequences = std::numeric_limits<int64_t>::max();
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
-    if (!options.path && !options.labels.empty()) {
-      usage_error("images has 'labels' but no 'path', expected the folder to read.");
-    }
+    check_no_idle_options(*this);
     if (!options.path) return std::make_shared<Shapes>(options, seed);
     if (options.held_out > 0.5 && options.held_out < 1.0) {
       usage_error("images has held_out = ", options.held_out,

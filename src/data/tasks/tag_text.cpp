@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "data/examples.h"
 #include "data/floors.h"
+#include "data/labelled.h"
 #include "data/tasks/tasks.h"
 #include "data/words.h"
 
@@ -237,7 +238,7 @@ struct TagTextSpec final : ExampleSpec<TagTextOptions> {
             "generated: tokens of the shortest text; absent: length / 2", size_from(2));
   }
   std::shared_ptr<Task> make(uint64_t seed) const override {
-    options.files.check(type(), options.labels);
+    check_labels(options.labels);
     if (options.files.path) return std::make_shared<Sentences>(options, seed, eval_sequences);
     if (options.shortest() > options.files.length) {
       usage_error("tag_text has min_length = ", options.shortest(),
