@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// That of a task and of its size, with what joins them, fit into the name of a folder.
+// The names of a task and of a size together fit into that of a folder.
 constexpr size_t kLongestName = 120;
 
 // Names become folders. `entry` counts from 1.

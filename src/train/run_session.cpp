@@ -212,6 +212,22 @@ void RunSession::check_from() const {
               "; leave --from out, or choose another folder with --out.");
 }
 
+// A run of which another configuration would train nothing keeps its own.
+void RunSession::check_something_left(int64_t from) const {
+  const std::string& folder = control_.folder;
+  if (config_.train.steps <= from) {
+    usage_error(folder, ": is at step ", from, ", so 'train.steps' = ", config_.train.steps,
+                " leaves nothing to train, expected more.");
+  }
+  std::vector<EvalPoint> done = read_metrics(folder + "/metrics.jsonl").evaluations;
+  std::erase_if(done, [&](const EvalPoint& point) { return point.step != from; });
+  if (is_whole(config_.train, done)) {
+    usage_error(folder, ": at step ", from,
+                " it has reached 'train.stop_accuracy' = ", *config_.train.stop_accuracy,
+                ", which leaves nothing to train, expected a higher one or none.");
+  }
+}
+
 TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& task) {
   check_from();
   const std::string& folder = control_.folder;
@@ -225,17 +241,7 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& t
                                           "folder."));
   }
   const int64_t from = store_.find(which());
-  if (!changes.empty() && config_.train.steps <= from) {
-    usage_error(folder, ": is at step ", from, ", so 'train.steps' = ", config_.train.steps,
-                " leaves nothing to train, expected more.");
-  }
-  std::vector<EvalPoint> done = read_metrics(folder + "/metrics.jsonl").evaluations;
-  std::erase_if(done, [&](const EvalPoint& point) { return point.step != from; });
-  if (!changes.empty() && is_whole(config_.train, done)) {
-    usage_error(folder, ": at step ", from,
-                " it has reached 'train.stop_accuracy' = ", *config_.train.stop_accuracy,
-                ", which leaves nothing to train, expected a higher one or none.");
-  }
+  if (!changes.empty()) check_something_left(from);
   TrainState state = store_.load(from, model, optimizer);
   const std::optional<StoredData> data = data_of(config_, task);
   check_same_data(folder, control_.of_comparison, config_, task, state.data, data);

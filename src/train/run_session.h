@@ -51,6 +51,7 @@ class RunSession {
   void check_new_folder() const;
   TrainState begin(Model& model, AdamW& optimizer, const data::Task& task);
   void check_from() const;
+  void check_something_left(int64_t from) const;
   TrainState go_on(Model& model, AdamW& optimizer, const data::Task& task);
   void restate(const std::vector<Difference>& changes, int64_t step);
 

@@ -515,9 +515,8 @@ TrainOutcome train(const Node& config, const TrainControl& control) {
   RunConfig read = read_run_config(filled);
   if (filled.find("task") == nullptr) {
     usage_error(filled.place(),
-                "the configuration has no table [task], which says what the model learns: type = "
-                "\"text\" with "
-                "paths = [\"my/texts\"], for example.");
+                "the configuration has no table [task], which says what the model learns: ",
+                "type = \"text\" with paths = [\"my/texts\"], for example.");
   }
   return Trainer(std::move(read), control).run();
 }
