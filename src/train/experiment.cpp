@@ -167,10 +167,18 @@ void check_no_eval_split(const CompareConfig& config) {
   for (const auto& size : config.sizes) check(size.train);
 }
 
+// Whether `key`, "position.base", has a value in the table.
+bool has_below(const Node& table, const std::string& key) {
+  const size_t dot = key.find('.');
+  const Node* const child = table.find(key.substr(0, dot));
+  if (child == nullptr || dot == std::string::npos) return child != nullptr;
+  return child->is_table() && has_below(*child, key.substr(dot + 1));
+}
+
 // What is swept keeps its value under the second initialisation.
 void check_robustness(const RobustnessOptions& robustness, const Sweep& sweep) {
   for (const SweepKey& key : sweep.keys) {
-    if (key.table != "model" || robustness.model.find(key.key) == nullptr) continue;
+    if (key.table != "model" || !has_below(robustness.model, key.key)) continue;
     usage_error("'robustness.model.", key.key, "' is swept by 'sweep.", key.name,
                 "', expected one of the two.");
   }

@@ -307,6 +307,9 @@ TEST(SweepInAComparison, ChecksEverythingBeforeTraining) {
                        "'train.eval_split' has no effect with [sweep] or train.stop_accuracy"));
   EXPECT_TRUE(contains(refused("model.init_std = [0.01, 0.1]\n", "robustness.model.init_std=0.3"),
                        "'robustness.model.init_std' is swept by 'sweep.model.init_std'"));
+  EXPECT_TRUE(contains(
+      refused("model.position.base = [1e3, 1e4]\n", "robustness.model={position = {base = 1e5}}"),
+      "'robustness.model.position.base' is swept by 'sweep.model.position.base'"));
 }
 
 TEST(SweepInAComparison, AModelsOwnTrainingIsShown) {
