@@ -7,6 +7,7 @@
 
 #include "analysis/analysis.h"
 #include "core/text.h"
+#include "mixers/padding.h"
 #include "model/autoregressive.h"
 #include "report/plot.h"
 
@@ -29,7 +30,7 @@ std::vector<double> spread(const Tensor& values) {
 // A layer's number, and the name of one of its states.
 using StateKey = std::pair<int64_t, std::string>;
 struct StateNorms {
-  std::vector<Tensor> by_position;  // [B] each, NaN where the sequence has ended
+  std::vector<Tensor> by_position;  // [B] each
   int64_t numbers = 0;              // of a sequence's state
 };
 
@@ -50,16 +51,14 @@ ModelInput with_documents_apart(const ModelInput& input) {
       begin = t;
     }
   }
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  for (Tensor& t : apart) t = at::constant_pad_nd(t, {0, longest - t.size(0)});
-  return {.tokens = at::stack(apart), .lengths = at::tensor(lengths, at::kLong)};
+  return {.tokens = at::pad_sequence(apart, /*batch_first=*/true),
+          .lengths = at::tensor(lengths, at::kLong)};
 }
 
 // Sums of exponentials that have no term yet begin with exponents below this.
 constexpr double kNothing = -1e37;
 
-// Decodes the input token by token. What comes after the end of a sequence cannot change what was
-// before it, and is left out.
+// Decodes the input token by token, up to the end of the longest sequence.
 std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelInput& input) {
   DecoderState state =
       model.initial_state({}, {.tokens = input.source, .lengths = input.source_lengths});
@@ -74,9 +73,7 @@ std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelI
         StateNorms& of = found[{model.decoder_layers().first() + static_cast<int64_t>(l), name}];
         // Exponents of sums of nothing (aft's places that are not yet filled) hold no state.
         const Tensor filled = value.to(at::kDouble).masked_fill(value <= kNothing, 0);
-        Tensor norm = filled.flatten(1).norm(2, {1}).cpu();
-        if (input.lengths.defined()) norm.masked_fill_(input.lengths.le(t), std::nan(""));
-        of.by_position.push_back(norm);
+        of.by_position.push_back(filled.flatten(1).norm(2, {1}));
         of.numbers = value[0].numel();
       }
     }
@@ -116,9 +113,12 @@ Findings states(const Subject& subject) {
     for (const LayerPlace& place : layers) {
       for (const auto& [key, state] : found) {
         if (key.first != place.number) continue;
-        const Tensor norm = at::stack(state.by_position, 1);  // [B, T]
+        Tensor norm = at::stack(state.by_position, 1).cpu();  // [B, T]
+        const int64_t n = norm.size(1);
+        if (apart.lengths.defined()) {
+          norm.masked_fill_(real_positions(apart.lengths, n).logical_not(), std::nan(""));
+        }
         const Tensor mean = norm.nanmean(0);
-        const int64_t n = mean.size(0);
         norms.rows.push_back({place.name, place.layer->mixer->type(), key.second, state.numbers,
                               mean[0].item<double>(), mean[n / 2].item<double>(),
                               mean[n - 1].item<double>(), mean.max().item<double>()});

@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <optional>
+#include <span>
 #include <unordered_map>
 
 #include "core/fields.h"
@@ -92,6 +93,12 @@ class ExampleTask : public Task {
   // trained on where `share` is 1.
   void split_by_lot(const std::vector<uint64_t>& lots, size_t first_apart, double share,
                     const std::string& path, int64_t eval_sequences, uint64_t seed);
+
+  // Adds tokens to the hash that is an example's lot: examples that are read alike share one.
+  template <typename Tokens>
+  static void add_tokens(StableHash& lot, const Tokens& tokens) {
+    for (const auto token : tokens) lot.add(static_cast<uint64_t>(token));
+  }
 
   // Tokens around `texts` texts: of a tokenizer with a start token that, and an end after each;
   // of others an end between two.

@@ -208,6 +208,14 @@ void read_both(const std::string& train, const std::string& held_out,
   out.held_out = read_split(held, out.names, options);
 }
 
+// Of contiguous bytes.
+uint64_t hash_of(const at::Tensor& pixels) {
+  StableHash hash;
+  hash.add(std::string_view(static_cast<const char*>(pixels.const_data_ptr()),
+                            static_cast<size_t>(pixels.numel())));
+  return hash.value();
+}
+
 // Holds a share of each class out. Where something is trained on, a picture of which a class has
 // several copies is taken once: otherwise one of them could be held out.
 void read_classes(const ImageFileOptions& options, ImageFiles& out) {
@@ -227,13 +235,10 @@ void read_classes(const ImageFileOptions& options, ImageFiles& out) {
     std::unordered_set<uint64_t> seen;
     for (const fs::path& path : paths) {
       const at::Tensor pixels = read_pixels(path, options).contiguous();
-      StableHash hash;
-      hash.add(std::string_view(static_cast<const char*>(pixels.const_data_ptr()),
-                                static_cast<size_t>(pixels.numel())));
-      if (!all && !seen.insert(hash.value()).second) {
-        ++out.copies;
-      } else {
+      if (all || seen.insert(hash_of(pixels)).second) {
         pictures.push_back(pixels);
+      } else {
+        ++out.copies;
       }
     }
     require(all || pictures.size() >= 2, "the class '", entry.path, "' has one image",

@@ -19,6 +19,7 @@ Node gptj_model(const Settings& c) {
     usage_error(c.path(), ": 'rotary_dim' is ", rotary, c.has("rotary_dim") ? "" : " where absent",
                 ", expected 1 to ", dim, ", the size of a head.");
   }
+  const double fraction = static_cast<double>(rotary) / static_cast<double>(dim);
   c.only("tie_word_embeddings", false);
   return with_layer(
       table({{"kind", "decoder"},
@@ -27,9 +28,7 @@ Node gptj_model(const Settings& c) {
              {"width", width},
              {"depth", gptj_depth(c)},
              {"position",
-              table({{"type", "rope"},
-                     {"layout", "interleaved"},
-                     {"fraction", static_cast<double>(rotary) / static_cast<double>(dim)}})},
+              table({{"type", "rope"}, {"layout", "interleaved"}, {"fraction", fraction}})},
              {"norm", "layer_norm"},
              {"norm_eps", c.real("layer_norm_epsilon", 1e-5)},
              {"bias", false},

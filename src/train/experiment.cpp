@@ -70,17 +70,23 @@ void check_names_at_sizes(const std::vector<ComparedTask>& at_sizes) {
   }
 }
 
+// Every table [train] of the comparison, with its name.
+std::vector<std::pair<const char*, const Node*>> train_tables(const CompareConfig& config) {
+  std::vector<std::pair<const char*, const Node*>> out = {{"train", &config.train}};
+  for (const auto& model : config.models) out.emplace_back("models.train", &model.train);
+  for (const auto& task : config.tasks) out.emplace_back("tasks.train", &task.train);
+  for (const auto& size : config.sizes) out.emplace_back("sizes.train", &size.train);
+  std::erase_if(out, [](const auto& table) { return !table.second->is_table(); });
+  return out;
+}
+
 void check_seeds(const CompareConfig& config, const Sweep& sweep) {
-  const auto refuse_seed = [](const Node& train, const std::string& table) {
-    if (!train.is_table() || train.find("seed") == nullptr) return;
-    usage_error(train.find("seed")->origin, ": [", table,
+  for (const auto& [name, train] : train_tables(config)) {
+    if (train->find("seed") == nullptr) continue;
+    usage_error(train->find("seed")->origin, ": [", name,
                 "] has the key 'seed', but every model trains from each of 'seeds', expected the "
                 "seeds there alone.");
-  };
-  refuse_seed(config.train, "train");
-  for (const auto& model : config.models) refuse_seed(model.train, "models.train");
-  for (const auto& task : config.tasks) refuse_seed(task.train, "tasks.train");
-  for (const auto& size : config.sizes) refuse_seed(size.train, "sizes.train");
+  }
   check_different_seeds(config.seeds, "seeds");
   const std::set<int64_t> seeds(config.seeds.begin(), config.seeds.end());
   if (sweep.empty()) return;
@@ -143,36 +149,21 @@ Node combined(const CompareConfig& config, const ComparedModel& model, const Com
 
 // Whether the configuration lets a run end before the budget does.
 bool stops_early(const CompareConfig& config) {
-  const auto has = [](const Node& train) {
-    return train.is_table() && train.find("stop_accuracy") != nullptr;
-  };
-  const auto any = [&](const auto& list) {
-    return std::any_of(list.begin(), list.end(), [&](const auto& one) { return has(one.train); });
-  };
-  return has(config.train) || any(config.models) || any(config.tasks);
+  const auto tables = train_tables(config);
+  return std::any_of(tables.begin(), tables.end(), [](const auto& table) {
+    return table.second->find("stop_accuracy") != nullptr;
+  });
 }
 
 // A comparison that chooses by held-out data says which half of them a run reads.
 void check_no_eval_split(const CompareConfig& config) {
-  const auto check = [](const Node& train) {
-    const Node* const given = train.is_table() ? train.find("eval_split") : nullptr;
-    if (given == nullptr) return;
+  for (const auto& [name, train] : train_tables(config)) {
+    const Node* const given = train->find("eval_split");
+    if (given == nullptr) continue;
     usage_error(given->place(), "'train.eval_split' has no effect with [sweep] or ",
                 "train.stop_accuracy, expected none: what is chosen is chosen on validation data, ",
                 "and what is reported is of test data.");
-  };
-  check(config.train);
-  for (const auto& model : config.models) check(model.train);
-  for (const auto& task : config.tasks) check(task.train);
-  for (const auto& size : config.sizes) check(size.train);
-}
-
-// Whether `key`, "position.base", has a value in the table.
-bool has_below(const Node& table, const std::string& key) {
-  const size_t dot = key.find('.');
-  const Node* const child = table.find(key.substr(0, dot));
-  if (child == nullptr || dot == std::string::npos) return child != nullptr;
-  return child->is_table() && has_below(*child, key.substr(dot + 1));
+  }
 }
 
 // What is swept keeps its value under the second initialisation.

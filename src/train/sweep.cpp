@@ -204,6 +204,13 @@ std::string toml_value(const Node& value) {
   return text.substr(4, text.size() - 5);  // without "x = " and the line's end
 }
 
+bool has_below(const Node& root, const std::string& key) {
+  const size_t dot = key.find('.');
+  const Node* const child = root.find(key.substr(0, dot));
+  if (child == nullptr || dot == std::string::npos) return child != nullptr;
+  return child->is_table() && has_below(*child, key.substr(dot + 1));
+}
+
 void set_below(Node& root, const std::string& key, const Node& value) {
   const size_t dot = key.find('.');
   if (dot == std::string::npos) {

@@ -129,11 +129,10 @@ class Pairs final : public ExampleTask {
       while (pair.first.size() + pair.second.size() > room) {
         (pair.first.size() > pair.second.size() ? pair.first : pair.second).pop_back();
       }
-      // Pairs that are alike in what is read of them share a lot.
       StableHash lot;
       for (const std::vector<int32_t>* text : {&pair.first, &pair.second}) {
         lot.add(text->size());
-        for (const int32_t token : *text) lot.add(static_cast<uint64_t>(token));
+        add_tokens(lot, *text);
       }
       lots.push_back(lot.value());
       pairs_.push_back(std::move(pair));

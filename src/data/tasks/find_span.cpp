@@ -176,12 +176,9 @@ class Questions final : public ExampleTask {
     require(text.find('\0') == std::string::npos, in_paragraph, " has a character 0.");
     const std::vector<std::string_view> words = words_of(text);
     const WordTokens tokens = encoder.encode(words);
-    // Contexts that are alike in all that can be read of them share a lot.
-    StableHash lot;
     const std::vector<int32_t>& all = tokens.tokens;
-    for (size_t i = 0; i < std::min(all.size(), room({})); ++i) {
-      lot.add(static_cast<uint64_t>(all[i]));
-    }
+    StableHash lot;  // of all that can be read of it, whatever the question
+    add_tokens(lot, std::span(all).first(std::min(all.size(), room({}))));
     contexts_.push_back({all, lot.value()});
     for (const Node& qa : child<Array>(paragraph, "qas", "a list of questions", in_paragraph)) {
       const std::string& question =

@@ -44,12 +44,10 @@ class JsonLines final : public ExampleTask {
     std::vector<uint64_t> lots;
     for (const Example& example : examples_) {
       // What is asked, whatever the answer: a question that is held out is not trained on.
-      const auto asked = example.tokens.end() - (labelled_ ? example.answer : 0);
-      StableHash hash;
-      for (auto token = example.tokens.begin(); token != asked; ++token) {
-        hash.add(static_cast<uint64_t>(*token));
-      }
-      lots.push_back(hash.value());
+      const auto answer = static_cast<size_t>(labelled_ ? example.answer : 0);
+      StableHash lot;
+      add_tokens(lot, std::span(example.tokens).first(example.tokens.size() - answer));
+      lots.push_back(lot.value());
     }
     split_by_lot(lots, first_apart, options.held_out, path_, options.eval_sequences, seed);
   }

@@ -180,7 +180,7 @@ class Sentences final : public ExampleTask {
            WordEncoder& encoder) {
     const WordTokens text = encoder.encode(words);
     StableHash lot;
-    for (const int32_t token : text.tokens) lot.add(static_cast<uint64_t>(token));
+    add_tokens(lot, text.tokens);
     const auto room = static_cast<size_t>(length() - frame(1));
     bool cut = false;
     Piece* piece = nullptr;
