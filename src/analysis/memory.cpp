@@ -68,8 +68,13 @@ Findings memory(const Subject& subject) {
     // so that one that fires a single time does not stand before all others.
     const Tensor selectivity =
         top.clamp_min(0).sum(0) / kFirings / flat.abs().mean(0).clamp_min(1e-30);
-    const Tensor chosen =
-        std::get<1>(selectivity.topk(std::min<int64_t>(subject.top, selectivity.size(0))));
+    // Units with no more firings than are looked at have the same selectivity, but for rounding.
+    // Among them the one that fires more often comes first.
+    const Tensor by_firings = firings.argsort(true, 0, true);
+    const Tensor order =
+        selectivity.to(at::kFloat).index_select(0, by_firings).argsort(true, 0, true);
+    const Tensor chosen = by_firings.index_select(
+        0, order.narrow(0, 0, std::min<int64_t>(subject.top, order.size(0))));
     const Tensor values = recording.find(place.name + ".unit_values");  // [C, units]
     // What an encoder writes is read by cross-attention, not by the output layer.
     const bool writes = values.defined() && scores_tokens && !in_encoder(place.name);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "analysis/analysis.h"
 #include "data/task.h"
@@ -551,6 +552,26 @@ TEST(Memory, CountsFiringsAlone) {
                 (tokens.bincount().max().to(at::kDouble) / fires).item<double>(), 1e-12);
   }
   EXPECT_EQ(rows, times.gt(0).sum().item<int64_t>());
+}
+
+// After ReLU, units with at most ten firings stand out alike, whatever their values are.
+TEST(Memory, PrefersMoreFirings) {
+  const auto model =
+      small_model(kMha + "\nchannel = { type = \"mlp\", hidden = 24, activation = \"relu\" }");
+  Subject subject = reading(model);
+  subject.top = 24;
+  const Table table = run("memory", subject).tables[0];
+  std::set<double> firings_of_ties;
+  for (size_t row = 1; row < table.rows.size(); ++row) {
+    if (table.rows[row][0] != table.rows[row - 1][0]) continue;
+    const double above = number(table, row - 1, "highest / mean");
+    const double ratio = number(table, row, "highest / mean");
+    EXPECT_LE(ratio, above + 1e-6);
+    if (std::abs(ratio - above) > 1e-6) continue;
+    EXPECT_LE(number(table, row, "firings"), number(table, row - 1, "firings"));
+    firings_of_ties.insert(number(table, row, "firings"));
+  }
+  EXPECT_GT(firings_of_ties.size(), 1U) << "ties between units that fire more and less often";
 }
 
 // Differential attention has two maps before its difference for each head.
