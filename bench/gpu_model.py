@@ -93,16 +93,17 @@ class PerPlace(NamedTuple):
     instructions: float  # of a lane
     turns: float  # of the shared memory of a multiprocessor, for whole warps
     maps: int  # that are read or written
+    cleared: int  # that are written where no query sees a key
 
 
-# Maps that a kernel in CUDA reads from memory and writes to it, and rows of which a warp reads a part together: each row takes
-# a turn.
+# Maps that a kernel in CUDA reads from memory and writes to it, those that it only clears where nobody sees a key, and rows of
+# which a warp reads a part together: each row takes a turn.
 MAPS = {
-    "mix to scores": (2, 2),
-    "mix to weights": (2, 2),
-    "mix to composed": (2, 2),
-    "mix_backward after softmax": (4, 8),
-    "mix_backward before softmax": (4, 8),
+    "mix to scores": (2, 0, 2),
+    "mix to weights": (2, 1, 2),
+    "mix to composed": (2, 1, 2),
+    "mix_backward after softmax": (4, 2, 8),
+    "mix_backward before softmax": (4, 1, 8),
 }
 # Turns of a warp's instruction with shared memory, by what its name begins with.
 TURNS = {r"LDS\.128": 4, r"LDS\.64": 2, r"LDS(?!\.128|\.64)": 1, r"STS\.64": 2, r"STS(?!\.64)": 1, "LDGSTS": 2, "SHFL": 1, "MOVM": 1}
@@ -120,8 +121,8 @@ def per_place(launch: CudaLaunch, capability: int) -> PerPlace:
     names = [re.sub(r"@!?U?P\w+ ", "", line.split("*/")[1].strip()) for line in lines]
     of_warp = sum(turns * sum(bool(re.match(kind, name)) for name in names) for kind, turns in TURNS.items())
     places = 4 * heads  # of a thread
-    maps, rows = MAPS[launch.name()]
-    return PerPlace(len(lines) / places, of_warp / (32 * places) + maps * rows / 128, maps)
+    maps, cleared, rows = MAPS[launch.name()]
+    return PerPlace(len(lines) / places, of_warp / (32 * places) + maps * rows / 128, maps, cleared)
 
 
 class Part(NamedTuple):
@@ -179,12 +180,10 @@ def predict(card: Card, B: int, T: int, H: int, D: int, mixes: str, window: Opti
                 counted[name] = per_place(launch, card.capability)
             of_place = counted[name]
             clocks = card.multiprocessors * card.clock
-            # Parts that nobody sees are cleared: they are written and not read.
-            written = 0 if name == "mix to scores" else of_place.maps // 2
             parts.append(
                 longest(
                     name,
-                    memory=item * (seen * of_place.maps + (places - seen) * written) / (MEMORY * card.memory),
+                    memory=item * (seen * of_place.maps + (places - seen) * of_place.cleared) / (MEMORY * card.memory),
                     arithmetic=seen * of_place.instructions / (ISSUE * LANES * clocks),
                     shared=seen * of_place.turns / ((MIX if name.startswith("mix to") else MIX_BACKWARD) * clocks),
                 )

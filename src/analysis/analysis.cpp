@@ -99,7 +99,7 @@ std::string text_of(const Subject& subject, int64_t token) {
 
 std::vector<std::string> texts_of(const Subject& subject, const Tensor& tokens) {
   std::vector<std::string> texts;
-  const Tensor flat = tokens.to(at::kLong).flatten().contiguous();
+  const Tensor flat = tokens.to(at::kCPU, at::kLong).flatten().contiguous();
   const int64_t* first = flat.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < flat.numel(); ++i) texts.push_back(text_of(subject, first[i]));
   return texts;

@@ -181,7 +181,7 @@ void read_task(const AnalyzeArguments& a, LoadedRun& run, Subject& subject) {
   const std::string missing = missing_data_text(a.run, run.config);
   if (!missing.empty()) {
     const bool text = reads_one_text(run.config.model.kind);
-    usage_error(missing, text ? ", or read a text of yours with --text." : ".");
+    fail(missing, text ? ", or read a text of yours with --text." : ".");
   }
   const auto task = own_task(a, run.config);
   say_what_changed(a.run, run.config, *task);

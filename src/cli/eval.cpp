@@ -58,10 +58,34 @@ double held_out_share(RunConfig& config) {
   return share == nullptr || none ? 0 : std::get<double>(share->value);
 }
 
+// Whether `changed` names the run's own data, in another place than `run` does. `run` then names
+// them there, too. The run's checkpoint knows its data by their content.
+bool finds_moved_data(const std::string& folder, RunConfig& run, RunConfig& changed) {
+  const std::optional<StoredData> stored = CheckpointStore(folder).data();
+  if (!stored || changed.task->type() != run.task->type() || changed.missing_data()) return false;
+  Node root = write_fields(run);
+  const Node there = write_fields(changed);
+  for (const data::DataPath& data : changed.task->data_paths()) {
+    root.find("task")->set(data.key, *there.find("task")->find(data.key));
+  }
+  try {
+    RunConfig moved = read_run_config(root);
+    use_kept_tokenizer(folder, moved);
+    if (data_of(moved, *moved.build_task()) != stored) return false;
+    run.task = moved.task;
+  } catch (const Error&) {  // other data, which the run's options do not fit
+    return false;
+  }
+  return true;
+}
+
 // Other data than the run's own are evaluated as a whole, unless --set says which part of them.
-void choose_part(RunConfig& run, RunConfig& changed, const std::vector<std::string>& overrides) {
+// Returns whether `changed` evaluates what training evaluated.
+bool choose_part(const std::string& folder, RunConfig& run, RunConfig& changed,
+                 const std::vector<std::string>& overrides) {
   const auto names = names_of_data(changed);
-  if (names == names_of_data(run)) {
+  if (names == names_of_data(run) || finds_moved_data(folder, run, changed)) {
+    if (to_toml(write_fields(changed)) == to_toml(write_fields(run))) return true;
     changed.task->split_as(*run.task);
     if (const double own = held_out_share(run), now = held_out_share(changed); now > own) {
       std::fprintf(
@@ -70,14 +94,14 @@ void choose_part(RunConfig& run, RunConfig& changed, const std::vector<std::stri
           "what is read was trained on.\n",
           now, own);
     }
-    if (run.train.eval_split == "all") return;
+    if (run.train.eval_split == "all") return false;
     std::fprintf(stderr,
                  "headloom: --set and --context choose the sequences anew, so all held-out "
                  "sequences are read; without them it is the %s half alone.\n",
                  run.train.eval_split.c_str());
-    return;
+    return false;
   }
-  if (names.empty()) return;
+  if (names.empty()) return false;
   Node given;
   for (const std::string& assignment : overrides) {
     if (assignment.starts_with("task=") || assignment.starts_with("task.held_out") ||
@@ -87,9 +111,10 @@ void choose_part(RunConfig& run, RunConfig& changed, const std::vector<std::stri
   }
   const Node* task = given.find("task");
   for (const char* key : {"held_out", "held_out_path", "eval_tokens", "eval_sequences"}) {
-    if (task != nullptr && task->is_table() && task->find(key) != nullptr) return;
+    if (task != nullptr && task->is_table() && task->find(key) != nullptr) return false;
   }
   changed.task->hold_out_all();
+  return false;
 }
 
 // How much of the task's data was read.
@@ -150,9 +175,11 @@ Node with_context(const Node& root, int64_t context) {
   return out;
 }
 
-// The run, with the data and the length that are asked for.
-LoadedRun load_for_eval(const EvalArguments& a) {
+// The run, with the data and the length that are asked for. `own`: whether it reads the part of its
+// own data that training evaluated.
+LoadedRun load_for_eval(const EvalArguments& a, bool& own) {
   LoadedRun loaded = load_run(a.model, a.checkpoint);
+  own = true;
   if (!a.overrides.empty() || a.context > 0) {
     Node root = write_fields(loaded.config);
     for (const std::string& assignment : a.overrides) apply_override(root, assignment);
@@ -160,7 +187,7 @@ LoadedRun load_for_eval(const EvalArguments& a) {
     if (a.context > 0) root = with_context(root, a.context);
     RunConfig changed = read_run_config(root);
     use_kept_tokenizer(a.model, changed);
-    choose_part(loaded.config, changed, a.overrides);
+    own = choose_part(a.model, loaded.config, changed, a.overrides);
     loaded.config.task = changed.task;
   }
   return loaded;
@@ -243,15 +270,14 @@ EvalResult evaluated(const EvalArguments& a) {
   const at::Device device = find_device(a.device, "--device");
   if (!a.logits.empty()) check_output_file(a.logits);
   check_overrides(a.overrides);
-  LoadedRun loaded = load_for_eval(a);
+  bool own = false;
+  LoadedRun loaded = load_for_eval(a, own);
   loaded.model->to(device);
   const int64_t trained = loaded.config.model.max_length.value_or(0);
   // A model that cannot read sequences of that length refuses them itself.
   if (a.context > trained) loaded.config.model.max_length = a.context;
   loaded.config.find_data();
   const auto task = loaded.config.build_task();
-  // Of the run's own data the part that training evaluated.
-  const bool own = a.overrides.empty() && a.context == 0;
   const std::string split = own ? loaded.config.train.eval_split : "all";
   if (own) say_what_changed(a.model, loaded.config, *task);
   const std::optional<Pieces> pieces = pieces_of(a);

@@ -146,6 +146,7 @@ int train_here(const TrainArguments& a, Communicator* group) {
   const Node root = read_config(a);
   expect_comparison(root, a.config.path, false);
   if (root.find("model") == nullptr && a.from.empty() && (group == nullptr || group->rank() == 0)) {
+    read_run_config(root);  // refuses a table's misspelt name
     std::fprintf(stderr,
                  "%s has no [model], so all of the model's options have their defaults; "
                  "'describe' prints them.\n",

@@ -39,8 +39,7 @@ Node encoder(const Settings& c, const std::string& head, const std::string& act,
              int64_t segments, const Node& mixer) {
   c.only("tie_word_embeddings", true);
   const bool tokens = head == "tokens";
-  Node out = table({{"kind", "encoder"},
-                    {"head", head},
+  Node out = table({{"head", head},
                     {"vocabulary", c.count("vocab_size", vocabulary)},
                     {"max_length", c.count("max_position_embeddings", kBertLength)},
                     {"width", c.count("hidden_size", 768)},
@@ -183,6 +182,7 @@ Family bert_family() {
   return {.name = "bert",
           .architecture = "BertForMaskedLM",
           .doc = "BERT with masked tokens, a label, tags or a span to predict",
+          .kind = "encoder",
           .prefixes = {"bert."},
           .ignored = ignored_by_bert(),
           .model = bert,
@@ -194,6 +194,7 @@ Family fnet_family() {
   return {.name = "fnet",
           .architecture = "FNetForMaskedLM",
           .doc = "FNet with masked tokens, a label, tags or a span to predict",
+          .kind = "encoder",
           .prefixes = {"fnet."},
           .ignored = ignored_by_bert(),
           .model = fnet,

@@ -71,8 +71,7 @@ Node shell(const Settings& c, double fraction, double base) {
   // Some of the published code drops the key-wise branches while decoding alone.
   c.only("query_wise", false);
   c.only("tie_word_embeddings", false);
-  return table({{"kind", "decoder"},
-                {"vocabulary", c.count("vocab_size", 32000)},
+  return table({{"vocabulary", c.count("vocab_size", 32000)},
                 {"max_length", c.count("block_size", 2048)},
                 {"width", s.width},
                 {"depth", s.depth},

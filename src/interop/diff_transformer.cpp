@@ -25,8 +25,7 @@ Node diff_transformer_model(const Settings& c) {
                "rope_theta", "max_seq_len", "pairing", "subln_scale", "tie_word_embeddings",
                "model_type", "architectures"});
   const AttentionSizes s = diff_transformer_sizes(c);
-  return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.count("vocab_size")},
+  return with_layer(table({{"vocabulary", c.count("vocab_size")},
                            {"max_length", c.count("max_seq_len", 2048)},
                            {"width", s.width},
                            {"depth", s.depth},

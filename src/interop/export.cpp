@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <tuple>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -125,10 +126,12 @@ void compare(const Node& ours, const Node& theirs, const std::string& path,
 // What keeps a family from expressing a model, without full stops.
 struct Obstacles {
   std::vector<std::string> found;
-  bool foreign = false;  // the family has no such model, whatever the values of its keys
+  bool other_kind = false;  // the family has models of another kind
+  bool foreign = false;     // the family has no such model, whatever the values of its keys
 
   bool fewer_than(const Obstacles& other) const {
-    return std::pair(foreign, found.size()) < std::pair(other.foreign, other.found.size());
+    return std::tuple(other_kind, foreign, found.size()) <
+           std::tuple(other.other_kind, other.foreign, other.found.size());
   }
 };
 
@@ -144,14 +147,17 @@ std::string reasons(const std::vector<std::string>& found) {
 
 // Fills `config`.
 Obstacles obstacles(const Family& family, const Node& model, Node& config) {
+  Obstacles out;
+  compare(*model.find("kind"), Value(family.kind), "model.kind", out.found);
+  out.other_kind = !out.found.empty();
+  if (out.other_kind) return out;
   try {
     config = family.config(Settings(model, "the model"));
     ModelConfig back;
-    read_fields(family.model(Settings(config, family.name)), back, "model");
+    read_fields(model_of(family, Settings(config, family.name)), back, "model");
     // A model without a longest length is written with the family's usual one, which limits nothing
     // that is computed: learned positions always have a length.
     if (!Settings(model, "the model").has("max_length")) back.max_length.reset();
-    Obstacles out{.found = {}, .foreign = Settings(model, "the model").text("kind") != back.kind};
     compare(model, canonical(back), "model", out.found);
     return out;
   } catch (const Error& error) {

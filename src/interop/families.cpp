@@ -34,6 +34,12 @@ const std::vector<Family>& families() {
   return table;
 }
 
+Node model_of(const Family& family, const Settings& config) {
+  Node out = family.model(config);
+  out.set("kind", Value(family.kind));
+  return out;
+}
+
 std::string at_layer(int64_t layer, const std::string& name) {
   return str("layer", layer, '.', name);
 }

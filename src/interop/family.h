@@ -30,6 +30,7 @@ struct Family {
   std::string name;          // model_type
   std::string architecture;  // the class of `transformers`
   std::string doc;
+  std::string kind = "decoder";            // model.kind
   std::vector<std::string> prefixes = {};  // of names, absent from some files
   std::vector<std::string> ignored = {};   // ends of tensors' names that hold no parameters
   std::string head = {};  // the head's weight; where it is tied some files have it again
@@ -37,8 +38,8 @@ struct Family {
   std::string mark = {};
   // Other names of keys, and the keys: the attribute_map of their class.
   std::vector<std::pair<std::string, std::string>> aliases = {};
-  // Our [model] table for their config.json. Throws UsageError naming the key that it cannot
-  // express.
+  // Our [model] table, without its kind, for their config.json. Throws UsageError naming the key
+  // that it cannot express.
   std::function<Node(const Settings& config)> model;
   std::function<Rules(const Settings& config)> rules;
   // Runs before the rules: makes the tensors that they name out of those that the file has instead,
@@ -50,6 +51,8 @@ struct Family {
 };
 
 const std::vector<Family>& families();
+// The whole [model] table.
+Node model_of(const Family& family, const Settings& config);
 
 // --- What families share --------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ Node gpt2_model(const Settings& c) {
   c.only("scale_attn_by_inverse_layer_idx", false);
   c.only("add_cross_attention", false);
   const int64_t width = c.count("n_embd", 768);
-  return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.count("vocab_size", 50257)},
+  return with_layer(table({{"vocabulary", c.count("vocab_size", 50257)},
                            {"max_length", c.count("n_positions", kGpt2Length)},
                            {"width", width},
                            {"depth", c.count("n_layer", 12)},

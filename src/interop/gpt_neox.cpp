@@ -22,8 +22,7 @@ Node gpt_neox_model(const Settings& c) {
   if (!c.has(rope + ".rope_theta")) {
     position.set("base", Value(c.real("rotary_emb_base", c.real("rope_theta", 10000.0))));
   }
-  return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.count("vocab_size", 50432)},
+  return with_layer(table({{"vocabulary", c.count("vocab_size", 50432)},
                            {"max_length", c.count("max_position_embeddings", kGptNeoxLength)},
                            {"width", width},
                            {"depth", gpt_neox_depth(c)},

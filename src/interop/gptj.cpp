@@ -22,8 +22,7 @@ Node gptj_model(const Settings& c) {
   const double fraction = static_cast<double>(rotary) / static_cast<double>(dim);
   c.only("tie_word_embeddings", false);
   return with_layer(
-      table({{"kind", "decoder"},
-             {"vocabulary", c.count("vocab_size", 50400)},
+      table({{"vocabulary", c.count("vocab_size", 50400)},
              {"max_length", c.count("n_positions", kGptjLength)},
              {"width", width},
              {"depth", gptj_depth(c)},

@@ -218,7 +218,7 @@ ImportedModel read_folder(const std::string& folder) {
   ImportedModel result{.family = family.name};
 
   Node root;
-  root.set("model", family.model(settings));
+  root.set("model", model_of(family, settings));
   const Node& model_table = *root.find("model");
   const Settings sizes(model_table, config_path);
   const int64_t columns = sizes.integer("width");

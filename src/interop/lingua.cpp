@@ -155,8 +155,7 @@ Node lingua_model(const Settings& c) {
                             {"channel", table({{"type", "swiglu"}, {"hidden", s.hidden}})},
                             {"block", table({{"type", "sequential"}})}}));
   }
-  Node out = table({{"kind", "decoder"},
-                    {"vocabulary", c.count("vocab_size")},
+  Node out = table({{"vocabulary", c.count("vocab_size")},
                     {"max_length", c.count("max_seqlen", c.count("max_seq_len", 1024))},
                     {"width", s.width},
                     {"depth", s.depth},

@@ -89,8 +89,7 @@ std::vector<std::string> ignored_by_llama() { return {".rotary_emb.inv_freq"}; }
 
 Node llama_model(const Settings& c, Node mixer, double eps) {
   c.only("hidden_act", std::vector<std::string>{"silu"});
-  return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.count("vocab_size", 32000)},
+  return with_layer(table({{"vocabulary", c.count("vocab_size", 32000)},
                            {"max_length", c.count("max_position_embeddings", kLlamaLength)},
                            {"width", c.count("hidden_size")},
                            {"depth", c.count("num_hidden_layers")},

@@ -25,8 +25,7 @@ Node mamba_model(const Settings& c) {
                       {"d_conv", c.count("conv_kernel", 4)}});
   // "auto" is a sixteenth of the width, rounded up; transformers writes the number.
   if (c.is_integer("time_step_rank")) mixer.set("dt_rank", Value(c.count("time_step_rank")));
-  return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.count("vocab_size", 50280)},
+  return with_layer(table({{"vocabulary", c.count("vocab_size", 50280)},
                            {"max_length", c.count("max_position_embeddings", kMambaLength)},
                            {"width", width},
                            {"depth", mamba_depth(c)},

@@ -18,8 +18,7 @@ Node rwkv_model(const Settings& c) {
     usage_error(c.path(), ": 'layer_norm_epsilon' is ", eps, ", expected 1e-05.");
   }
   c.only_equal("attention_hidden_size", rwkv_width(c));
-  return with_layer(table({{"kind", "decoder"},
-                           {"vocabulary", c.count("vocab_size", 50277)},
+  return with_layer(table({{"vocabulary", c.count("vocab_size", 50277)},
                            {"max_length", c.count("context_length", kRwkvLength)},
                            {"width", rwkv_width(c)},
                            {"depth", rwkv_depth(c)},

@@ -16,8 +16,7 @@ Node vit_model(const Settings& c) {
                 ", expected ViTForImageClassification.");
   }
   const int64_t size = c.count("image_size", 224);
-  return with_layer(table({{"kind", "vit"},
-                           {"image", table({{"channels", c.count("num_channels", 3)},
+  return with_layer(table({{"image", table({{"channels", c.count("num_channels", 3)},
                                             {"height", size},
                                             {"width", size},
                                             {"patch", c.count("patch_size", 16)}})},
@@ -87,6 +86,7 @@ Family vit_family() {
   return {.name = "vit",
           .architecture = "ViTForImageClassification",
           .doc = "vision transformer with a class token",
+          .kind = "vit",
           .prefixes = {"vit."},
           .ignored = {"pooler.dense.weight", "pooler.dense.bias"},
           .model = vit_model,

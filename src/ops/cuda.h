@@ -26,6 +26,9 @@ struct CudaKernels {
   }
 };
 
+// A launch has so many blocks in its second and in its third direction.
+constexpr int64_t kMaxCudaBlocks = 65535;
+
 // Why an operator whose kernels are written in Triton runs by its reference, or null.
 template <typename Op>
 const char* triton_missing(const typename Op::Arguments& /*a*/) {

@@ -127,7 +127,7 @@ struct RecordedFunction : torch::autograd::Function<RecordedFunction> {
       }
     } else {
       Call::Grads given;
-      for (const Tensor& grad : grads) given.push_back(OptionalTensor::pack(grad));
+      for (const Tensor& grad : grads) given.push_back(OptionalTensor::pack(resolved(grad)));
       int64_t wanted = 0, bit = 0;
       size_t input = 0;
       for (const Slot& slot : tensors) {

@@ -99,6 +99,13 @@ struct OptionalTensor {
   }
 };
 
+// A tensor of a list of optional ones, as kernels read it. The dispatcher resolves arguments that
+// are negated when they are read, or zeros without memory, but not those of a Tensor?[].
+inline Tensor resolved(const Tensor& t) {
+  if (!t.defined()) return t;
+  return t._is_zerotensor() ? at::zeros_symint(t.sym_sizes(), t.options()) : t.resolve_neg();
+}
+
 // A value that is no tensor. A string is passed as a view.
 template <typename T>
 struct Setting {

@@ -58,7 +58,8 @@ bool is_lead(const Row& row) {
   return relation == Relation::kAhead || relation == Relation::kBehind;
 }
 
-std::string table(const TaskSummary& task) {
+// `costs`: whether the models' speeds were measured.
+std::string table(const TaskSummary& task, bool costs = true) {
   // Second lines of the page's cells have columns of their own here, where a first line needs them.
   std::vector<std::vector<std::string>> lines(task.rows.size() + 1);
   lines[0].push_back("model");
@@ -67,6 +68,7 @@ std::string table(const TaskSummary& task) {
     // The page has the rest.
     const bool verdict = column.title.starts_with("against ");
     const bool both = column.title == "difference" || column.title == "training";
+    if (column.cost && !costs) continue;
     if (!verdict && !both && column.css != "result" && column.title != "answers right") continue;
     std::string title = column.title == "training" ? column.note : column.title;
     std::erase(title, '`');
@@ -136,7 +138,7 @@ std::string to_text(const Comparison& comparison, int width) {
       }
     }
     for (const TaskSummary& again : task.robustness) {
-      out += wrapped(again.answer, columns) + "\n" + table(again) + "\n";
+      out += wrapped(again.answer, columns) + "\n" + table(again, /*costs=*/false) + "\n";
       for (const Row& row : again.rows) leads |= is_lead(row);
     }
   }

@@ -432,6 +432,10 @@ def test_a_configuration_without_a_model_trains_the_default_one_and_says_so(tmp_
     small = ["--set", "model.depth=1", "--set", "model.width=16"]
     assert note in headloom("train", "c.toml", "--out", "a", cwd=tmp_path).stderr
     assert note not in headloom("train", "c.toml", *small, "--out", "b", cwd=tmp_path).stderr
+    # Not of a model whose table has another name.
+    (tmp_path / "d.toml").write_text('[modell]\nwidth = 3\n[task]\ntype = "copy"\n')
+    said = headloom("train", "d.toml", "--out", "c", cwd=tmp_path, code=2).stderr
+    assert said == "headloom: d.toml:1: unknown key 'modell'; did you mean 'model'?\n"
 
 
 def test_a_checkpoint_without_files_is_none(place, tmp_path):
@@ -503,7 +507,7 @@ def test_generate_follows_its_seed_and_needs_no_corpus(place, tmp_path):
     unprompted = headloom("generate", run, "--tokens", 1, cwd=tmp_path).stderr
     assert "text: 1 token, " in unprompted and "prompt" not in unprompted
     assert "gone.txt" in refused("eval", run, cwd=tmp_path, code=1)
-    assert refused("analyze", run, "maps", cwd=tmp_path).endswith("or read a text of yours with --text.")
+    assert refused("analyze", run, "maps", cwd=tmp_path, code=1).endswith("or read a text of yours with --text.")
     assert "expected best, last or one of the steps 3, 6" in refused("generate", run, "--checkpoint", 5, cwd=tmp_path)
 
 
@@ -594,6 +598,26 @@ def test_eval_reads_the_half_that_training_evaluated(place, tmp_path):
     # Other windows are no halves of these.
     other = json.loads(headloom("eval", run, "--json", "--set", "task.length=8", cwd=place).stdout)
     assert other["split"] == "all" and other["sequences"] > result["sequences"]
+
+
+def test_eval_knows_data_that_were_moved(place, tmp_path):
+    (tmp_path / "before").mkdir()
+    shutil.copy(place / "corpus.txt", tmp_path / "before/a.txt")
+    options = ["--set", "task.paths=['before']", "--set", "train.eval_split=test", "--set", "train.steps=1"]
+    headloom("train", place / "text.toml", *options, "--out", "run", cwd=tmp_path)
+    expected = headloom("eval", "run", "--json", cwd=tmp_path).stdout
+    (tmp_path / "before").rename(tmp_path / "after")
+    for there in ("after", "after/a.txt"):
+        moved = headloom("eval", "run", "--json", "--set", f"task.paths=['{there}']", cwd=tmp_path)
+        assert moved.stdout == expected and moved.stderr == ""
+    # Sequences of another length are chosen anew, of what was held out.
+    shorter = json.loads(headloom("eval", "run", "--json", "--set", "task.paths=['after']", "--set", "task.length=8", cwd=tmp_path).stdout)
+    assert shorter["split"] == "all" and shorter["read"]["share"] < 0.1
+    # Other data are read whole.
+    with open(tmp_path / "after/a.txt", "a") as file:
+        file.write(" And more.")
+    other = json.loads(headloom("eval", "run", "--json", "--set", "task.paths=['after']", cwd=tmp_path).stdout)
+    assert other["split"] == "all" and other["read"]["share"] > 0.9
 
 
 def test_eval_says_where_sequences_count_alike(tmp_path):

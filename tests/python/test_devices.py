@@ -177,6 +177,10 @@ found = headloom.analysis.diversity(
     headloom.model(width=32, depth=1, vocabulary=30, max_length=40, layer=[layers["dcmha"]]).to(device), tokens
 )
 assert found.arrays
+# The page of maps shows the tokens.
+headloom.analysis.maps(
+    headloom.model(width=32, depth=1, vocabulary=30, max_length=40, layer=[layers["dcmha"]]).to(device), there(tokens)
+)
 # A tensor on another device is refused by name.
 try:
     away(tokens)

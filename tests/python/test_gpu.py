@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headloom
@@ -76,14 +78,14 @@ def test_other_operators_fit_into_a_multiprocessor(tmp_path):
         assert f"| {name}" in table
 
 
-def composed(backend=None, dtype=torch.bfloat16, heads=4, T=17, **arguments):
+def composed(backend=None, dtype=torch.bfloat16, heads=4, T=17, batch=2, values=16, **arguments):
     """A call on tensors of a GPU that have no memory. What runs is the operator's fake kernel."""
     with FakeTensorMode(), torch.no_grad():
-        q = torch.empty(2, T, heads, 16, device="cuda", dtype=dtype)
-        weights = torch.empty(2, T, 1, heads, device="cuda", dtype=dtype)
+        q, v = (torch.empty(batch, T, heads, size, device="cuda", dtype=dtype) for size in (16, values))
+        weights = torch.empty(batch, T, 1, heads, device="cuda", dtype=dtype)
         mix = headloom.HeadMix(q_down=weights, q_up=weights)
         given = {"post": mix, **{k: make() for k, make in arguments.items()}}
-        return headloom.composed_attention(q, q, q, **given, backend=backend)
+        return headloom.composed_attention(q, q, v, **given, backend=backend)
 
 
 @pytest.mark.skipif(TRITON, reason="Triton is installed")
@@ -126,14 +128,46 @@ def test_the_operator_takes_convolutions():
         ("float32, float16 and bfloat16 only", {"dtype": torch.float64}),
         ("more than 64 heads", {"heads": 65}),
         ("fewer than 16 queries", {"T": 15}),
+        ("a head has no values", {"values": 0}),
+        ("more sequences than a launch has blocks", {"batch": 16384}),
     ],
 )
 def test_what_the_kernels_do_not_take_is_said(reason, arguments):
-    plain = {k: arguments[k] for k in ("dtype", "heads", "T") if k in arguments}
+    plain = {k: arguments[k] for k in ("dtype", "heads", "T", "batch", "values") if k in arguments}
     made = {k: v for k, v in arguments.items() if k not in plain}
     with pytest.raises(NotImplementedError, match=reason):
         composed("fused", **plain, **made)
-    assert composed(**plain, **made).shape[:2] == (2, plain.get("T", 17))
+    assert composed(**plain, **made).shape[:2] == (plain.get("batch", 2), plain.get("T", 17))
+
+
+@needs_triton
+def test_the_choice_binds_no_graph_to_one_length():
+    """Compiled for any number of queries and sequences, a call asks for no more than whether there are many or few."""
+    environment = ShapeEnv()
+    any_size = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2 + [DimDynamic.STATIC] * 2)
+    with FakeTensorMode(shape_env=environment) as mode, torch.no_grad():
+        example = torch.empty(3, 100, 4, 16, device="meta")
+        sizes = mode.from_tensor(example, symbolic_context=any_size, source=ConstantSource("q")).shape
+        q, gate = on_gpu(*sizes), on_gpu(*sizes[:3])
+        assert headloom.composed_attention(q, q, q, post=headloom.HeadMix(q_gate=gate)).shape[:2] == sizes[:2]
+        assert headloom.ops.aft(q.flatten(2), q.flatten(2), q.flatten(2))[0].shape[:2] == sizes[:2]
+    assert environment.guards and not [guard.expr for guard in environment.guards if guard.expr.func.__name__ in ("Equality", "Unequality")]
+
+
+@needs_triton
+def test_compiles_for_cards_before_ampere(tmp_path):
+    """They have no instruction that makes two values 16 bits wide."""
+    code = (
+        "import torch, gpu_resources as g\n"
+        "from headloom.gpu import composed_attention as gpu\n"
+        "gpu.capability = g.of_card(75)\n"
+        "for dtype in (torch.float16, torch.bfloat16):\n"
+        "    found = g.launches(g.shape(1, 64, 2, 16, *['query-wise, R 1'] * 2, dtype), True)\n"
+        "    mixes = {x.name(): x for x in found if x.name().startswith('mix')}\n"
+        "    assert len(mixes) == 3\n"
+        "    for x in mixes.values(): g.compiled(x, 75)\n"
+    )
+    run("-c", code, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path))
 
 
 def on_gpu(*size, dtype=torch.float32):
@@ -307,6 +341,11 @@ def test_aft_of_nothing_is_its_definition():
 def test_an_older_flash_linear_attention_is_not_taken(monkeypatch, version, taken):
     monkeypatch.setattr(headloom.gpu, "version", lambda name: version)
     assert headloom.gpu.usable("fla") == taken
+
+
+def test_gpus_of_amd_have_the_definition(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not any(map(headloom.gpu.usable, headloom.gpu.PACKAGES.values()))
 
 
 @needs_triton

@@ -606,6 +606,17 @@ def random_case(seed):
     return kind, case, poison_one if r.random() < 0.2 else None
 
 
+def test_without_a_home_code_is_not_kept(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(mixes.Path, "home", no_home)
+    monkeypatch.setattr(mixes, "compiler", lambda: SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0)))
+    monkeypatch.setattr(mixes, "compiled", lambda constants, capability: (b"code", ""))
+    assert mixes.kept({"TO": 0}, 90) == b"code"
+
+
 def poison_one(x):
     """One NaN, which may or may not be seen."""
     x.view(-1)[x.numel() * 3 // 7] = NAN

@@ -121,6 +121,18 @@ def test_an_encoder_is_nearest_to_an_encoder(tmp_path):
     headloom("train", tmp_path / "x.toml", "--out", tmp_path / "run", "--set", "train.steps=1")
     message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", code=2)
     assert "cannot be written as bert (the nearest)" in message, message
+    # Whatever other kinds lack, the kind is named.
+    message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", "--as", "vit", code=2)
+    assert message.endswith("cannot be written as vit: model.kind is 'encoder', expected 'vit'.\n"), message
+
+
+def test_a_kind_that_no_architecture_has(tmp_path):
+    (tmp_path / "x.toml").write_text(
+        '[model]\nkind = "auto_encoder"\nwidth = 16\ndepth = 1\n[task]\ntype = "compression"\neval_sequences = 2\n[train]\nsteps = 1\nbatch = 2\n'
+    )
+    headloom("train", tmp_path / "x.toml", "--out", tmp_path / "run")
+    message = headloom("export", tmp_path / "run", "--out", tmp_path / "folder", code=2)
+    assert message.endswith("(the nearest) or any other architecture: model.kind is 'auto_encoder', expected 'decoder'.\n"), message
 
 
 def test_a_tokenizer_that_cannot_be_used_is_not_left_out(tmp_path):

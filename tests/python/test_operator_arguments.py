@@ -177,6 +177,73 @@ def test_wrong_numbers_are_refused_by_name(name, tensors, others, backend):
                 raise AssertionError(f"{name} with {argument} = {value!r}") from error
 
 
+CONSTANTS = ("gamma", "eps", "scale", "cos", "sin")  # for which kernels have no gradient
+
+
+@pytest.mark.parametrize("name, tensors, others", CASES)
+def test_gradients_that_pytorch_does_not_hold_as_they_are(name, tensors, others):
+    """Autograd gives gradients that are negated when they are read, and zeros without memory."""
+    given = {k: t.detach().requires_grad_(t.is_floating_point() and k not in CONSTANTS) for k, t in tensors.items()}
+    wanted = [t for t in given.values() if t.requires_grad]
+    out = getattr(headloom.ops, name)(**given, **others)
+    out = out[0] if isinstance(out, (tuple, list)) else out
+    grad = torch.randn_like(out)
+
+    def gradients(grad):
+        return torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
+
+    for held, plain in ((torch._neg_view(-grad), grad), (torch._efficientzerotensor(grad.shape), torch.zeros_like(grad))):
+        for found, expected in zip(gradients(held), gradients(plain)):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=False)
+
+
+def test_a_loss_of_complex_numbers():
+    """Its gradient reaches a mixer negated."""
+    torch.manual_seed(0)
+    layer, x, c = headloom.mixer("talking_heads", width=16, heads=2), torch.randn(1, 5, 16), torch.randn(1, 5, 16, dtype=torch.complex64)
+
+    def gradients(y):
+        return torch.autograd.grad((torch.complex(torch.zeros_like(y), y).conj() * c).real.sum(), list(layer.parameters()))
+
+    for found, expected in zip(gradients(layer(x)), gradients(layer(x) * 1.0)):
+        torch.testing.assert_close(found, expected)
+
+
+def test_weights_of_a_mix_that_are_negated_when_they_are_read():
+    q = torch.randn(1, 20, 4, 8)
+    names = dict(q_down=(1, 20, 2, 4), q_up=(1, 20, 2, 4), q_gate=(1, 20, 4), k_down=(1, 20, 2, 4), k_up=(1, 20, 2, 4), k_gate=(1, 20, 4))
+    given = {name: torch.randn(size) for name, size in names.items()}
+    plain, held = (HeadMix(**mix) for mix in (given, {name: torch._neg_view(-t) for name, t in given.items()}))
+    for place in ("pre", "post"):
+        assert torch.equal(composed_attention(q, q, q, **{place: held}), composed_attention(q, q, q, **{place: plain}))
+
+
+@pytest.mark.parametrize("shut", [-1e10, -1e34])
+def test_a_gate_that_is_shut_lets_nothing_through(shut):
+    """SiLU and GELU are 0 there, however small or large a number their sigmoid is multiplied by."""
+    gate, ones = torch.full((1, 3, 8), shut), torch.ones(1, 3, 8)
+    calls = {
+        "gelu_tanh": [gate],
+        "swiglu": [torch.cat((gate, 1e4 * ones), -1)],
+        "gated_norm": [ones, gate, torch.full((3,), 1e-6)],
+        "moe": [
+            torch.ones(3, 1), torch.tensor([shut] * 4 + [1.0] * 4).view(1, 8, 1), torch.ones(1, 1, 4),
+            torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1),
+        ],
+        "causal_conv1d": [gate, torch.ones(8, 1)],
+        "selective_scan": [ones, ones, -torch.ones(8, 2), torch.ones(1, 3, 2), torch.ones(1, 3, 2)],
+    }  # fmt: skip
+    more = {"causal_conv1d": {"silu": True}, "selective_scan": {"z": gate}}
+    for name, tensors in calls.items():
+        tensors = [t.clone().requires_grad_(t.is_floating_point() and t.dim() > 1) for t in tensors]  # not eps
+        out = getattr(headloom.ops, name)(*tensors, **more.get(name, {}), backend="fused")
+        out = out[0] if isinstance(out, tuple) else out
+        assert not out.any(), (name, out)
+        if name != "gelu_tanh" or shut > -1e19:  # whose slope has the square of x
+            gradients = torch.autograd.grad(out.sum(), [t for t in tensors if t.requires_grad])
+            assert not any(g.any() for g in gradients), (name, gradients)
+
+
 @pytest.mark.parametrize("name, tensors, others", CASES)
 def test_arguments_of_another_type_are_refused_briefly(name, tensors, others):
     function = getattr(headloom.ops, name)

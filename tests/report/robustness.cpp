@@ -119,6 +119,18 @@ TEST(Robustness, IsInTheSameFamilyOfTests) {
   EXPECT_EQ(summarize(with).planned, 2 * summarize(alone).planned);
 }
 
+// Speeds are measured once. What the runs of the second initialisation were trained at is none.
+TEST(Robustness, RepeatsNoSpeeds) {
+  Comparison c = repeated(kFirst, kFirst);
+  for (Comparison* one : {&c, &c.robustness[0]}) {
+    for (auto& run : one->runs) run.tokens_per_second = 1000;
+  }
+  const std::string text = to_text(c, 1000);
+  const size_t first = text.find("tokens/s");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(text.find("tokens/s", first + 1), std::string::npos) << text;
+}
+
 TEST(Robustness, IsInEveryFormOfTheReport) {
   const Comparison c = repeated(kFirst, kFirst);
   for (const std::string& form : {to_html(c), to_text(c, 1000), to_json(c)}) {

@@ -55,7 +55,10 @@ def register(library: torch.library.Library, name: str, **options: bool) -> None
 
 
 def usable(package: str) -> bool:
-    """An older flash-linear-attention has not all of the functions that ``libraries`` calls."""
+    """An older flash-linear-attention has not all of the functions that ``libraries`` calls. On AMD's GPUs, which PyTorch's ROCm
+    build calls "cuda" too, nothing was tried, and Triton's kernels have instructions of NVIDIA's."""
+    if torch.version.hip is not None:
+        return False
     if package == "fla":
         try:
             return tuple(int(n) for n in version("flash-linear-attention").split(".")[:2]) >= (0, 6)

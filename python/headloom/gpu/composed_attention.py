@@ -31,6 +31,9 @@ ROWS, COLUMNS, ALIGNED = 64, 128, 16
 # Queries, or keys, for which a product leaves out what none of them sees. In products to gradients of keys a band is the whole
 # output, which has to fill the card.
 BAND, KEY_BAND = 256, 512
+# Programs of a launch in its second and in its third direction. The third one has at most so many jobs or the groups of heads,
+# each for all chunks of the batch.
+BLOCKS, JOBS = 65535, 4
 QUERIES, KEYS = kernels.QUERIES.value, kernels.KEYS.value  # of a block of weights
 NO_MIX = kernels.Mix(None, None, None, *map(triton.language.constexpr, (0, 0, False, False)))
 
@@ -155,7 +158,7 @@ class Problem:
 
     def chunks(self) -> Iterator[Parts]:
         """With a window, chunks have no more queries than it: longer ones would have more places that nobody sees. Then as many
-        chunks are taken together as fit the memory for maps."""
+        chunks are taken together as fit the memory for maps and a launch."""
         of_place = max(self.B * self.H * self.q.element_size(), 1)
         keys = self.S if self.window is None else min(self.S, 2 * self.window)
         rows = MAPS // (of_place * keys) // ROWS * ROWS
@@ -166,7 +169,8 @@ class Problem:
         if self.window is not None and self.pre_conv is None and self.post_conv is None and self.bias is None:
             before = up(self.window - 1, ALIGNED)
             keys = before + rows + (0 if self.causal else self.window - 1)
-            together = min(MAPS // (of_place * rows * up(keys, COLUMNS)), -(-self.T // rows))
+            room = min(MAPS // (of_place * rows * up(keys, COLUMNS)), BLOCKS // (self.B * max(JOBS, self.groups)))
+            together = min(room, -(-self.T // rows))
         if together <= 1:
             for first in range(0, self.T, rows):
                 yield self.parts(first, min(first + rows, self.T))
@@ -263,6 +267,7 @@ class Problem:
             constant(self.groups),
             constant(self.causal),
             constant(ahead),
+            constant(capability(self.q.device) >= 8),
         )
 
 

@@ -79,6 +79,7 @@ class Call(NamedTuple):
     groups: Any
     causal: Any
     ahead: Any  # with causal: keys after its own that a query sees
+    pairs: Any  # whether two values become 16 bits wide by one instruction: from Ampere on
 
 
 class Place(NamedTuple):
@@ -418,9 +419,9 @@ def exp2(x):
 
 
 @triton.jit
-def rounded(x, dtype: tl.constexpr):
-    """x [M, N] in the type of a map in memory. Two values are converted by one instruction."""
-    if INTERPRETED or dtype == tl.float32:
+def rounded(x, c, dtype: tl.constexpr):
+    """x [M, N] in the type of a map in memory. Two values are converted by one instruction, where there is one."""
+    if INTERPRETED or not c.pairs or dtype == tl.float32:
         return x.to(dtype)
     elif dtype == tl.bfloat16:
         return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], tl.bfloat16, True, 2)
@@ -508,7 +509,7 @@ def mix_tile(
         x = value(loaded[0], loaded[len(loaded) - 1], EXP)
         y = mixed(x, product, inner, loaded[1:], c, mix, at, h)
         if TO == "scores":
-            y = rounded(shown(y, seen, float("-inf")), out.dtype.element_ty)
+            y = rounded(shown(y, seen, float("-inf")), c, out.dtype.element_ty)
             # Sums are of what later kernels read, which is rounded.
             found = y.to(tl.float32)
             largest = tl.max(found, 1)
@@ -519,9 +520,9 @@ def mix_tile(
         else:
             if TO == "weights":
                 # Of y as the forward read it, which L was summed from.
-                y = rounded(y, out.dtype.element_ty).to(tl.float32)
+                y = rounded(y, c, out.dtype.element_ty).to(tl.float32)
                 y = exp_difference(y, load_row(c.lse, c, at, h))
-            y = rounded(shown(y, seen, 0.0), out.dtype.element_ty)
+            y = rounded(shown(y, seen, 0.0), c, out.dtype.element_ty)
         store_map(out, y, c, at, h)
         loaded = following
 
@@ -756,10 +757,10 @@ def mix_backward_tile(
         if mix.k_gate:
             store_column_share(shares.of_keys, x * dy, c, at, h, 2 * mix.RK, WK, TF32, M, N)
         dx = mixed(dy, grad_product, grad_inner, outer_weights(mix, c, at, h, True), c, mix, at, h)
-        dx = rounded(shown(dx, seen, 0.0), dtype)
+        dx = rounded(shown(dx, seen, 0.0), c, dtype)
         if out is not None:
             # Of dx as the next kernel reads it, so that the gradients of a row's scores add up to 0.
             store_row_share(sums, tl.sum(x * dx.to(tl.float32), 1), c, at, h, 0, 1)
             y = mixed(x, product, inner, outer_weights(mix, c, at, h, False), c, mix, at, h)
-            store_map(out, rounded(shown(y, seen, 0.0), dtype), c, at, h)
+            store_map(out, rounded(shown(y, seen, 0.0), c, dtype), c, at, h)
         store_map(grads, dx, c, at, h)

@@ -127,7 +127,10 @@ def kept(constants: Dict[str, int], capability: int) -> bytes:
     key = hashlib.sha256(source(constants).encode())
     key.update(repr((nvrtc.nvrtcVersion(), options(constants, capability))).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = (cache if cache.is_absolute() else Path.home() / ".cache") / "headloom"
+    try:
+        folder = (cache if cache.is_absolute() else Path.home() / ".cache") / "headloom"
+    except RuntimeError:  # The user has no home.
+        return compiled(constants, capability)[0]
     file = folder / f"mixes-{key.hexdigest()[:32]}.cubin"
     try:
         return file.read_bytes()

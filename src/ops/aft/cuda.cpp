@@ -8,7 +8,10 @@ namespace {
 const char* triton_reason(const Aft::Arguments& a) {
   if (const char* reason = triton_missing<Aft>(a)) return reason;
   if (!Aft::stateful(a.options)) return "only causal \"simple\" and \"local\" are fused";
-  return a.q.sym_numel() == 0 ? "q is empty" : nullptr;
+  if (a.q.sym_numel() == 0) return "q is empty";
+  return TORCH_GUARD_OR_FALSE(a.q.sym_size(0).sym_gt(kMaxCudaBlocks))
+             ? "the batch has more sequences than a launch has blocks"
+             : nullptr;
 }
 
 const CudaKernels<Aft> aft_cuda(

@@ -37,7 +37,7 @@ struct MixTensors {
                       " tensors, expected 0 or 7 (static, q_down, q_up, q_gate, k_down, k_up, "
                       "k_gate).");
     size_t i = 0;
-    each_tensor(m, [&](Tensor& t) { OptionalTensor::unpack(list.get(i++), t); });
+    each_tensor(m, [&](Tensor& t) { t = resolved(list.get(i++).value_or(Tensor())); });
   }
 };
 

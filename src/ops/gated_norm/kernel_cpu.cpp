@@ -1,6 +1,6 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
 #include "ops/gated_norm/kernel.h"
-#include "ops/kernel/vec.h"
+#include "ops/kernel/functions.h"
 
 namespace headloom::ops::gated_norm_kernel {
 namespace {
@@ -24,7 +24,7 @@ void forward(const Args& a, int64_t row) {
   for (int64_t i = 0; i < a.width; i += VL) {
     const int64_t left = a.width - i;
     const vf g = load_some(gate + i, left);
-    store_some(y + i, g / sigmoid_inverse(g) * (scale * load_some(x + i, left)), left);
+    store_some(y + i, g * vsigmoid(g) * (scale * load_some(x + i, left)), left);
   }
 }
 
@@ -35,22 +35,22 @@ void backward(const Args& a, int64_t row) {
   const T* grad = static_cast<const T*>(a.grad) + from;
   T *grad_x = static_cast<T*>(a.grad_x) + from, *grad_gate = static_cast<T*>(a.grad_gate) + from;
   const float inverse = inverse_norm(x, a.width, a.eps[row]);
-  const vf scale = bcast(inverse), one = bcast(1.0f);
+  const vf scale = bcast(inverse);
   vf sum = zero();  // of grad y
   for (int64_t i = 0; i < a.width; i += VL) {
     const int64_t left = a.width - i;
     const vf g = load_some(gate + i, left), dy = load_some(grad + i, left);
     const vf normed = scale * load_some(x + i, left);
-    const vf sigmoid = one / sigmoid_inverse(g);
+    const vf sigmoid = vsigmoid(g);
     sum = fma(dy * normed, g * sigmoid, sum);
-    store_some(grad_gate + i, dy * normed * sigmoid * (one + g * (one - sigmoid)), left);
+    store_some(grad_gate + i, dy * normed * silu_slope(g, sigmoid), left);
   }
   const vf mean = bcast(hsum(sum) / static_cast<float>(a.width));
   for (int64_t i = 0; i < a.width; i += VL) {
     const int64_t left = a.width - i;
     const vf g = load_some(gate + i, left), dy = load_some(grad + i, left);
     const vf normed = scale * load_some(x + i, left);
-    store_some(grad_x + i, scale * (dy * (g / sigmoid_inverse(g)) - normed * mean), left);
+    store_some(grad_x + i, scale * (dy * (g * vsigmoid(g)) - normed * mean), left);
   }
 }
 

@@ -16,10 +16,10 @@ HL_INLINE vf sigmoid_from(vf x, vf e) {
   const vf one = bcast(1.0f);
   return select(above(zero(), x), e, one) / (one + e);
 }
-// The same without e; below -88 as at -88.
+// The same without e, and exactly 0 below -88: SiLU and GELU multiply it by x.
 HL_INLINE vf vsigmoid(vf x) {
-  const vf one = bcast(1.0f);
-  return one / (one + vexp(vmin(bcast(88.0f), zero() - x)));
+  const vf one = bcast(1.0f), bound = bcast(-88.0f);
+  return select(above(bound, x), zero(), one / (one + vexp(zero() - vmax(bound, x))));
 }
 
 // d SiLU / dx, given s = sigmoid(x).

@@ -1,5 +1,5 @@
 // Compiled once for each instruction set, with CPU_CAPABILITY its name.
-#include "ops/kernel/vec.h"
+#include "ops/kernel/functions.h"
 #include "ops/moe/kernel.h"
 
 namespace headloom::ops::moe_kernel {
@@ -12,7 +12,7 @@ void activate(const Args& s, int64_t row) {
   for (int64_t i = 0; i < s.width; i += VL) {
     const int64_t left = s.width - i;
     const vf x = load_some(g + i, left);
-    store_some(a + i, x / sigmoid_inverse(x) * load_some(g + s.width + i, left), left);
+    store_some(a + i, x * vsigmoid(x) * load_some(g + s.width + i, left), left);
   }
 }
 
@@ -21,18 +21,18 @@ void backward(const Args& s, int64_t row) {
   const T* g = static_cast<const T*>(s.h) + row * 2 * s.width;
   T* grad_g = static_cast<T*>(s.grad_h) + row * 2 * s.width;
   T* a = static_cast<T*>(s.a) + row * s.width;
-  const vf weight = bcast(s.weight[row]), one = bcast(1.0f);
+  const vf weight = bcast(s.weight[row]);
   vf sum = zero();
   for (int64_t i = 0; i < s.width; i += VL) {
     const int64_t left = s.width - i;
     const vf x = load_some(g + i, left), u = load_some(g + s.width + i, left);
     const vf grad = load_some(a + i, left);
-    const vf sigmoid = one / sigmoid_inverse(x);
+    const vf sigmoid = vsigmoid(x);
     const vf silu = x * sigmoid;
     const vf value = silu * u;
     sum = fma(grad, value, sum);
     const vf weighted = weight * grad;
-    store_some(grad_g + i, weighted * u * sigmoid * (one + x * (one - sigmoid)), left);
+    store_some(grad_g + i, weighted * u * silu_slope(x, sigmoid), left);
     store_some(grad_g + s.width + i, weighted * silu, left);
     store_some(a + i, weight * value, left);
   }
