@@ -14,9 +14,10 @@ constexpr int64_t kMaxTritonJobs = 4;      // for a sequence, in one launch
 
 const char* triton_mix_reason(const HeadMix& m) {
   for (const Tensor* down : {&m.q_down, &m.k_down}) {
-    if (down->defined() && down->size(2) > kMaxTritonRank) return "a mix has a rank above 4";
+    if (down->defined() && fixed_size(*down, 2) > kMaxTritonRank) return "a mix has a rank above 4";
   }
-  if (m.static_matrix.defined() && m.static_matrix.size(-1) != m.static_matrix.size(-2)) {
+  if (m.static_matrix.defined() &&
+      fixed_size(m.static_matrix, -1) != fixed_size(m.static_matrix, -2)) {
     return "a static mix changes the number of maps";
   }
   return nullptr;
@@ -26,8 +27,8 @@ const char* triton_reason(const ComposedAttention::Arguments& a) {
   const ComposedAttentionOptions& o = a.options;
   if (const char* reason = triton_missing<ComposedAttention>(a)) return reason;
   if (is_plain(o)) return "nothing is composed, which scaled_dot_product_attention computes faster";
-  if (a.q.size(2) > kMaxTritonHeads) return "there are more than 64 heads";
-  if (a.v.size(3) == 0) return "a head has no values";
+  if (fixed_size(a.q, 2) > kMaxTritonHeads) return "there are more than 64 heads";
+  if (fixed_size(a.v, 3) == 0) return "a head has no values";
   // The number of queries and of sequences may be any in a graph.
   if (TORCH_GUARD_OR_FALSE(a.q.sym_size(1).sym_lt(kMinTritonQueries))) {
     return "there are fewer than 16 queries, of which the definition's maps are small";
