@@ -52,12 +52,14 @@ std::string address(const Variable& variable, const LauncherVariables& of, int64
               "for all ranks.");
 }
 
-// What tells jobs on one machine apart.
-std::string job(const Variable& variable) {
+// What tells jobs on one machine apart. `ours`: of ranks that Headloom starts, which know their
+// launcher by its own variables, whatever job they are in.
+std::string job(const Variable& variable, bool ours) {
   std::string out;
   for (const char* name :
        {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID",
         "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "PMI_JOBID"}) {
+    if (ours && !std::string_view(name).starts_with("TORCHELASTIC")) continue;
     const std::string value = variable(name);
     if (!value.empty()) out += str("/", value);
   }
@@ -93,7 +95,7 @@ std::optional<Place> place_among_ranks(const Variable& variable) {
     if (place.size == 1) return std::nullopt;
     place.address = address(variable, of, place.size);
     place.served = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    place.job = job(variable);
+    place.job = job(variable, place.ours);
     if (!variable("MASTER_PORT").empty()) {
       place.port = number(variable, "MASTER_PORT", 1, 65535);
     } else if (place.job.empty() && !variable("MASTER_ADDR").empty()) {

@@ -74,7 +74,7 @@ Tensor best_spans(const Tensor& logits) {
 // T], of the begin and of the end.
 Tensor span_scores(const Tensor& scores, const Tensor& context) {
   const Tensor outside = context.logical_not().unsqueeze(1);
-  return scores.to(at::kFloat)
+  return scores.to(at::promote_types(scores.scalar_type(), at::kFloat))
       .transpose(1, 2)
       .masked_fill(outside, -std::numeric_limits<float>::infinity())
       .flatten(0, 1);

@@ -204,7 +204,7 @@ std::vector<report::Run> begun_sweep_runs(const std::string& folder) {
 void refresh(PlannedRun& planned, const std::string& folder) {
   if (planned.finished) return;
   const std::string run = folder + "/" + planned.path;
-  planned.begun = fs::exists(run + "/config.toml");
+  planned.begun = fs::exists(run + "/config.toml") || fs::exists(run + "/result.json");
   if (planned.begun) take(planned, progress_in(run));
 }
 
@@ -231,6 +231,7 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
   } catch (const std::exception& error) {  // an allocation that failed, say
     result.problem = problem_of(error);
   }
+  make_folders(run);  // which is not there where the run failed before it began
   write_result(run + "/result.json", result);
   finish(planned, result);
   take_points(planned, read_metrics(run + "/metrics.jsonl"));
@@ -259,6 +260,7 @@ bool adopt_run(PlannedRun& planned, const std::string& folder, const data::Task&
     }
   }
   if (found == Present::other) set_aside(run);
+  if (found == Present::no) fs::remove(run + "/result.json");  // it failed before it began
   if (found != Present::same) return false;
   take(planned, progress);
   return true;

@@ -1,5 +1,6 @@
 #include "train/run_session.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -247,21 +248,39 @@ TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& t
   check_same_data(folder, control_.of_comparison, config_, task, state.data, data);
   state.data = data;
   store_.drop_after(from);
+  forget_best(changes, state);
   const bool forgot = forget_configs_after(folder, from);
   if (!changes.empty()) {
-    restate(changes, state.step);
+    restate(state.step);
   } else if (forgot) {
     write_run_config(folder, config_, config_comments(folder));
   }
   return state;
 }
 
-// Says what goes on differently from here, and stores it.
-void RunSession::restate(const std::vector<Difference>& changes, int64_t step) {
+// Losses on other sequences cannot be compared, and the best checkpoint may be gone.
+void RunSession::forget_best(const std::vector<Difference>& changes, TrainState& state) const {
+  const bool others = std::any_of(changes.begin(), changes.end(), [](const Difference& d) {
+    return d.key.starts_with("train.eval_") && d.key != "train.eval_every";
+  });
+  const auto present = store_.steps();
+  const bool gone = state.best_step &&
+                    std::find(present.begin(), present.end(), *state.best_step) == present.end();
+  if (others || gone) state.best_step.reset();
+}
+
+// Says what goes on differently from here, and stores it. What came before `step` may not be the
+// present configuration: a run that goes back goes on from that step once more.
+void RunSession::restate(int64_t step) {
   const std::string& folder = control_.folder;
-  const TrainOptions before = run_config_in(folder).train, &now = config_.train;
   const std::string kept = folder + "/" + keep_config(folder, step);
+  RunConfig earlier = read_run_config(read_toml(kept));
+  const std::vector<Difference> changes =
+      differences(stored_config(earlier), stored_config(config_));
+  if (changes.empty()) fs::remove(kept);
   write_run_config(folder, config_, config_comments(folder));
+  if (changes.empty()) return;
+  const TrainOptions &before = earlier.train, &now = config_.train;
   std::vector<std::string> named;
   for (const Difference& d : changes) {
     named.push_back(str(d.key, " = ", d.after.empty() ? "absent" : d.after, " (was ",

@@ -53,7 +53,8 @@ class RunSession {
   void check_from() const;
   void check_something_left(int64_t from) const;
   TrainState go_on(Model& model, AdamW& optimizer, const data::Task& task);
-  void restate(const std::vector<Difference>& changes, int64_t step);
+  void forget_best(const std::vector<Difference>& changes, TrainState& state) const;
+  void restate(int64_t step);
 
   const TrainControl control_;
   RunConfig& config_;

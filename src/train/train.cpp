@@ -353,10 +353,6 @@ class Trainer {
                           .accuracy_parts = e.accuracy_parts,
                           .validation_accuracy = validation_accuracy(e),
                           .ranks = used()};
-    if (!state_.best_step || e.loss < state_.best_loss) {
-      state_.best_step = state_.step;
-      state_.best_loss = e.loss;
-    }
     metrics_.add(point);
     progress_.line(str("step ", state_.step, "/", options_.steps, "  held-out loss ",
                        formatted("%.4f", e.loss), quality(e), "  ", pace()));
@@ -375,10 +371,30 @@ class Trainer {
     return out;
   }
 
+  // The best checkpoint is that with the lowest held-out loss, of those at whose step the model is
+  // evaluated.
+  void note_best() {
+    const std::vector<EvalPoint>& done = metrics_.evaluations();
+    if (done.empty() || done.back().step != state_.step) return;
+    if (state_.best_step && state_.best_loss <= done.back().loss) return;
+    state_.best_step = state_.step;
+    state_.best_loss = done.back().loss;
+  }
+
+  // The first process's writer waits for what the others write. So does the process itself, by the
+  // group: there a process that was killed or hangs is noticed.
+  void wait_for_writer() {
+    if (optimizer_.parts() > 1) {
+      if (!first()) writer_.wait();
+      group_.any(false);
+    }
+    writer_.wait();
+  }
+
   // Training goes on while a copy is written, except after the last step and where memory has no
   // room for a copy.
   void save(bool last) {
-    writer_.wait();  // for the checkpoint before
+    wait_for_writer();  // for the checkpoint before
     // The update after the last loss may have ruined the weights: that is no good checkpoint.
     check_weights();
     state_.other_routes.clear();
@@ -386,22 +402,26 @@ class Trainer {
       const auto all = group_.gather_text(routes_text(ops::product_routes()));
       for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
     }
+    note_best();
     const CheckpointStore store(control_.folder);
     if (optimizer_.parts() > 1) {
       if (first()) store.prepare();
       group_.any(false);  // nobody writes before the folder is there
     }
     // Of processes with the same part of a cut model one writes it.
-    if (cut_ ? grid_.data.rank() == 0 : first() || optimizer_.parts() > 1) {
-      Snapshot snapshot = Snapshot::take(*model_, optimizer_, state_, released());
-      const bool waits =
-          last || static_cast<double>(memory_.bytes()) + snapshot.bytes() >= memory_limit().bytes;
+    const bool writes = cut_ ? grid_.data.rank() == 0 : first() || optimizer_.parts() > 1;
+    Snapshot snapshot;
+    if (writes) snapshot = Snapshot::take(*model_, optimizer_, state_, released());
+    bool waits =
+        last || static_cast<double>(memory_.bytes()) + snapshot.bytes() >= memory_limit().bytes;
+    if (optimizer_.parts() > 1) waits = group_.any(waits);  // all wait, or none
+    if (writes) {
       if (!waits) snapshot.copy();
       writer_.start([store, snapshot = std::move(snapshot)](const CheckpointWriter::Cancelled& c) {
         store.save(snapshot, c);
       });
-      if (waits) writer_.wait();
     }
+    if (waits) wait_for_writer();
     if (last) group_.any(false);  // nobody ends before the checkpoint is there
   }
 

@@ -58,6 +58,21 @@ TEST(Launcher, Torchrun) {
   EXPECT_NE(place(set)->job, first->job);  // the store is the same one
 }
 
+TEST(Launcher, OurRanksKnowTheirLauncherInsideAnotherJob) {
+  Variables set = {{"RANK", "1"},
+                   {"WORLD_SIZE", "2"},
+                   {"MASTER_ADDR", "127.0.0.1"},
+                   {"MASTER_PORT", "4000"},
+                   {"HEADLOOM_PROCESSES", "2"},
+                   {"TORCHELASTIC_RUN_ID", "9"},
+                   {"TORCHELASTIC_RESTART_COUNT", "0"}};
+  EXPECT_EQ(place(set)->job, "/9/0");
+  set["SLURM_JOB_ID"] = "77";
+  EXPECT_EQ(place(set)->job, "/9/0");
+  set.erase("HEADLOOM_PROCESSES");
+  EXPECT_EQ(place(set)->job, "/9/0/77");
+}
+
 TEST(Launcher, SlurmMeetsOnTheFirstHostOfTheStep) {
   Variables set = {{"SLURM_PROCID", "1"},
                    {"SLURM_STEP_NUM_TASKS", "2"},

@@ -178,6 +178,25 @@ def test_the_process_is_gone_where_the_others_meet(place):
     assert time.time() - began < 10 + SLACK
 
 
+@pytest.mark.parametrize("accident", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_process_is_gone_while_it_writes_its_part(place, accident):
+    """Of two, so that nobody else waits for it: rank 0 needs its file for the checkpoint."""
+    port, out = free_port(), f"writes-{accident}"
+    arguments = ["train", "x.toml", "--out", out, "--timeout", 2, "--set", 'train.shard="optimizer"', "--set", "train.steps=1"]
+    large = ["--set", "model.width=768", "--set", "train.batch=2", "--set", "train.eval_sequences=1"]
+    two = [start_rank("torchrun", rank, 2, port, [*arguments, *large], place) for rank in range(2)]
+    while not any((place / out).glob("checkpoints/*")) and two[0].poll() is None:
+        time.sleep(0.001)
+    began = time.time()
+    os.kill(two[1].pid, accident)
+    code = two[0].wait(timeout=60)
+    assert time.time() - began < 12 + SLACK
+    two[1].kill()
+    _, said = finish(two)
+    assert code == 1 and len(said) == 1, said
+    assert said[0].startswith(f"rank 0 on host {HOST} has lost rank 1") or " no longer answers" in said[0], said
+
+
 @pytest.mark.parametrize("steps", [40, 240])
 def test_the_disk_of_one_process_is_full(place, steps):
     """At the end of the training, where rank 0 waits for the others' parts, and amid it."""

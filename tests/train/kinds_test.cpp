@@ -258,6 +258,8 @@ TEST(Training, SpansAreScoredWithinTheirContext) {
     EXPECT_EQ(best[2 * b + 1].item<int64_t>(), wanted.second);
   }
   EXPECT_NEAR(loss.sum.item<double>(), sum, 1e-4);
+  model->to(at::kDouble);
+  EXPECT_EQ(batch_loss(*model, batch).sum.scalar_type(), at::kDouble);
 }
 
 TEST(Training, AnotherKindOfTaskIsRefused) {

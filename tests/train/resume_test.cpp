@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "support.h"
 #include "testing/file_limit.h"
@@ -329,6 +331,37 @@ TEST(Checkpoints, KeepTheTwoNewestAndTheBest) {
       contains(message_of<UsageError>([&] { load_run(run, "99"); }), "expected best, last"));
   EXPECT_TRUE(
       contains(message_of([&] { load_run(folder.path("no")); }), "not the folder of a run"));
+}
+
+TEST(Checkpoints, TheBestIsOneThatWasSaved) {
+  const TempFolder folder;
+  const std::string run = folder.path("run");
+  // The learning rate ruins what the first steps learned, and the lowest loss is at no checkpoint.
+  const Node config = tiny_run(
+      "steps = 20\neval_every = 1\ncheckpoint_every = 4\nschedule = 'constant'\nwarmup = 8\n"
+      "clip = 0\nlr = 3.0");
+  train_quietly(config, {.folder = run});
+  std::map<int64_t, double> losses;
+  for (const EvalPoint& p : read_metrics(run + "/metrics.jsonl").evaluations) {
+    losses[p.step] = p.loss;
+  }
+  int64_t lowest = 4;
+  for (const int64_t step : {8, 12, 16, 20}) {
+    if (losses[step] < losses[lowest]) lowest = step;
+  }
+  EXPECT_LT(lowest, 16) << "the run was to get worse";
+  EXPECT_TRUE(std::any_of(losses.begin(), losses.end(), [&](const auto& one) {
+    return one.second < losses[lowest];
+  })) << "the lowest loss was to be at another step";
+  EXPECT_EQ(CheckpointStore(run).steps(), (std::vector<int64_t>{lowest, 16, 20}));
+  EXPECT_EQ(load_run(run).step, lowest);
+  // Losses on other sequences are not compared with those before.
+  Node others = config;
+  for (const char* change : {"train.steps=24", "train.eval_sequences=8"}) {
+    apply_override(others, change);
+  }
+  train_quietly(others, {.folder = run, .resume = true});
+  EXPECT_EQ(load_run(run).step, 24);
 }
 
 TEST(Divergence, StopsWithTheStepAndTheLastGoodCheckpoint) {

@@ -143,6 +143,27 @@ TEST(Longer, KeepsTheConfigurationOfEachStepWhenItGoesBack) {
                   .starts_with("# Until step 5 the configuration was config.until-step-5.toml.\n"));
 }
 
+TEST(Longer, NamesWhatWasBeforeTheStepThatItGoesBackTo) {
+  const TempFolder folder;
+  const std::string run = folder.path("run");
+  const Node ten = tiny_run(kTen);
+  train_quietly(ten, {.folder = run});
+  const std::string first = bytes_of(run + "/config.toml");
+  train_quietly(with(ten, {"train.steps=15", "train.lr=5e-4"}), {.folder = run, .resume = true});
+  const std::string line =
+      said(with(ten, {"train.steps=15", "train.lr=7e-4"}), {.folder = run, .checkpoint = "10"});
+  EXPECT_TRUE(contains(line, "train.lr = 7e-04 (was 0.003)")) << line;
+  EXPECT_TRUE(contains(line, "(it was 0.000481 at step 10)")) << line;
+  EXPECT_EQ(bytes_of(run + "/config.until-step-10.toml"), first);
+  // What is as it was before that step is no change.
+  const std::string other = folder.path("other");
+  train_quietly(ten, {.folder = other});
+  train_quietly(with(ten, {"train.steps=8"}), {.folder = other, .checkpoint = "5"});
+  EXPECT_FALSE(contains(said(ten, {.folder = other, .checkpoint = "5"}), "goes on with"));
+  EXPECT_TRUE(earlier_configs(other).empty());
+  EXPECT_EQ(bytes_of(other + "/config.toml"), first);
+}
+
 TEST(Longer, RestatesTheScheduleOverAllSteps) {
   const TempFolder folder;
   const std::string run = folder.path("run");

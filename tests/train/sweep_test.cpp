@@ -450,6 +450,34 @@ TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
       "no such run"));
 }
 
+// Nothing of its folder is there yet.
+TEST(SweepInAComparison, ARunThatFailsBeforeItBeginsSaysWhy) {
+  const TempFolder folder;
+  const std::string text = folder.path("a.txt"), away = folder.path("b.txt");
+  std::ofstream(text) << std::string(2000, 'x');
+  Node node = comparison("");
+  node.table().erase(std::find_if(node.table().begin(), node.table().end(),
+                                  [](const auto& entry) { return entry.first == "sweep"; }));
+  apply_override(node,
+                 "tasks.0.task={type='text',length=16,eval_tokens=64,paths=['" + text + "']}");
+  CompareConfig config;
+  read_fields(node, config);
+  const CompareControl control{.folder = folder.path("c"),
+                               .progress = [](const CompareOutcome&) {}};
+  ::testing::internal::CaptureStderr();
+  const std::vector<std::string> plan = plan_comparison(config, control);
+  fs::rename(text, away);
+  const report::Run failed = train_planned(control.folder, plan[0]);
+  fs::rename(away, text);
+  const std::vector<std::string> again = plan_comparison(config, control);
+  const report::Run trained = train_planned(control.folder, plan[0]);
+  ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(failed.state, report::RunState::kFailed);
+  EXPECT_TRUE(contains(failed.problem, "there is no file or folder '" + text + "'"));
+  EXPECT_EQ(again, plan) << "it is trained again";
+  EXPECT_EQ(trained.state, report::RunState::kFinished) << trained.problem;
+}
+
 // Names of folders have an end.
 TEST(Sweep, AFolderOfManyKeysHasAHashInPlaceOfSome) {
   std::string keys;
