@@ -2,6 +2,7 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 
@@ -23,62 +24,140 @@ constexpr const char* kWordCharacters = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 // These, too, where it stands outside brackets.
 constexpr const char* kMoreWordCharacters = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
+// A line ends with \n alone, and ^ and $ hold at each line, as they do in Oniguruma.
+constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE;
+constexpr const char* kNewline = "(*LF)";
+
 bool is_known(const std::string& pattern) {
   int error = 0;
   size_t place = 0;
   pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                                   PCRE2_UTF | PCRE2_UCP, &error, &place, nullptr);
+                                   kOptions, &error, &place, nullptr);
   pcre2_code_free(code);
   return code != nullptr;
 }
 
-// For PCRE2 what is written for Oniguruma, which the tokenizers package uses. \s and \w (anywhere),
-// \S and \W (outside brackets) are written out. \p{Han} and the like are the characters of one
-// script, and not also those that several scripts share. Throws Error for sets inside of sets,
-// which PCRE2 would read as signs.
-std::string for_pcre2(const std::string& pattern) {
-  std::string out;
-  int brackets = 0;
-  const auto refuse_if = [&](bool wrong, const char* what, size_t place) {
-    require(!wrong, "the expression '", pattern, "' is not understood: it has ", what,
-            " at character ", place);
-  };
-  for (size_t i = 0; i < pattern.size(); ++i) {
-    const char c = pattern[i];
-    if (c == '\\' && i + 1 < pattern.size()) {
-      const char next = pattern[++i];
-      const bool space = next == 's' || next == 'S', word = next == 'w' || next == 'W';
-      const char* set = space ? kSpaceCharacters : kWordCharacters;
-      const char* more = space ? "" : kMoreWordCharacters;
-      const size_t end = pattern.find('}', i);
-      if (brackets > 0 && (next == 's' || next == 'w')) {
-        out += set;
-      } else if (brackets == 0 && (space || word)) {
-        out += str(next == 's' || next == 'w' ? "[" : "[^", set, more, ']');
-      } else if ((next == 'p' || next == 'P') && end != std::string::npos &&
-                 pattern[i + 1] == '{') {
-        const bool inverse = pattern[i + 2] == '^';
-        const size_t name = i + 2 + (inverse ? 1 : 0);
-        const std::string script = "{sc:" + pattern.substr(name, end + 1 - name);
-        if (is_known("\\p" + script)) {
-          out += ((next == 'P') != inverse ? "\\P" : "\\p") + script;
-          i = end;
-        } else {
-          out += {c, next};
-        }
-      } else {
-        out += {c, next};
-      }
-      continue;
-    }
-    refuse_if(c == '[' && brackets > 0 && pattern[i + 1] != ':', "a set inside of a set", i);
-    refuse_if(brackets > 0 && pattern.compare(i, 2, "&&") == 0, "an intersection of sets", i);
-    if (c == '[') ++brackets;
-    if (c == ']' && brackets > 0) --brackets;
-    out += c;
-  }
-  return out;
+// A class by name, [:alpha:], as ranges and properties; empty where PCRE2's has other characters
+// and they are not known here.
+std::string posix_class(const std::string& name) {
+  if (name == "alpha") return "\\p{Alphabetic}";
+  if (name == "upper") return "\\p{Uppercase}";
+  if (name == "lower") return "\\p{Lowercase}";
+  if (name == "alnum") return "\\p{Alphabetic}\\p{Nd}";
+  if (name == "punct") return "\\p{P}\\p{S}";
+  if (name == "digit") return "\\p{Nd}";
+  return name == "space" ? kSpaceCharacters : "";
 }
+
+// Writes for PCRE2 what is written for Oniguruma, which the tokenizers package uses, in its syntax
+// of Ruby. What the two read in different ways is written out, and Error is thrown for what has no
+// other way to be written: sets inside of sets, for one, which PCRE2 would read as signs. \p{Han}
+// and the like are the characters of one script, and not also those that several scripts share.
+class ForPcre2 {
+ public:
+  explicit ForPcre2(const std::string& pattern) : pattern_(pattern) {}
+
+  std::string written() {
+    while (at_ < pattern_.size()) step();
+    return out_;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    fail("the expression '", pattern_, "' is not understood: it has ", what, " at character ", at_);
+  }
+  bool in_brackets() const { return brackets_ > 0; }
+
+  void step() {
+    const char c = pattern_[at_];
+    if (c == '\\' && at_ + 1 < pattern_.size()) return escape(pattern_[at_ + 1]);
+    if (in_brackets()) {
+      if (pattern_.compare(at_, 2, "&&") == 0) refuse("an intersection of sets");
+      if (c == '[')
+        return pattern_[at_ + 1] == ':' ? named_class() : refuse("a set inside of a set");
+    } else if (pattern_.compare(at_, 2, "(?") == 0) {
+      return group();
+    } else if (c == '{' && is_upper_bound()) {
+      return put("{0", 1);  // {,3}
+    }
+    if (c == '[') ++brackets_;
+    if (c == ']' && in_brackets()) --brackets_;
+    put(std::string(1, c), 1);
+  }
+
+  void put(const std::string& text, size_t read) {
+    out_ += text;
+    at_ += read;
+  }
+  // A set, which stands in brackets already or gets its own.
+  void put_set(const std::string& set, bool inverse, size_t read) {
+    put(in_brackets() ? set : str(inverse ? "[^" : "[", set, ']'), read);
+  }
+
+  void escape(char c) {
+    const std::string word = str(kWordCharacters, in_brackets() ? "" : kMoreWordCharacters);
+    const bool inverse = c == 'S' || c == 'W' || c == 'H';
+    if (inverse && in_brackets()) refuse(str('\\', c, " inside brackets"));
+    if (c == 's' || c == 'S') return put_set(kSpaceCharacters, inverse, 2);
+    if (c == 'w' || c == 'W') return put_set(word, inverse, 2);
+    if (c == 'h' || c == 'H') return put_set("0-9a-fA-F", inverse, 2);
+    if (c == 'v') return put("\\x{b}", 2);
+    if ((c == 'b' || c == 'B') && !in_brackets()) {
+      const std::string before = str("(?<=[", word, "])"), after = str("(?=[", word, "])");
+      const std::string none_before = str("(?<![", word, "])"),
+                        none_after = str("(?![", word, "])");
+      return put(c == 'b' ? str("(?:", before, none_after, '|', none_before, after, ')')
+                          : str("(?:", before, after, '|', none_before, none_after, ')'),
+                 2);
+    }
+    if ((c == 'p' || c == 'P') && pattern_[at_ + 2] == '{') return property(c == 'P');
+    put({'\\', c}, 2);
+  }
+
+  void property(bool inverse) {
+    const size_t end = pattern_.find('}', at_);
+    const bool negated = pattern_[at_ + 3] == '^';
+    const size_t name = at_ + 3 + (negated ? 1 : 0);
+    if (end != std::string::npos) {
+      const std::string script = "{sc:" + pattern_.substr(name, end + 1 - name);
+      if (is_known("\\p" + script)) {
+        return put((inverse != negated ? "\\P" : "\\p") + script, end + 1 - at_);
+      }
+    }
+    put(pattern_.substr(at_, 2), 2);
+  }
+
+  void named_class() {
+    const size_t end = pattern_.find(":]", at_);
+    const std::string name =
+        end == std::string::npos ? "" : pattern_.substr(at_ + 2, end - at_ - 2);
+    const std::string set = posix_class(name);
+    if (set.empty()) refuse(str("[:", name, ":]"));
+    put(set, end + 2 - at_);
+  }
+
+  // The dot is any character, also the end of a line, with (?m), and with (?s) here.
+  void group() {
+    const size_t end = pattern_.find_first_not_of("imx-", at_ + 2);
+    const bool options =
+        end != std::string::npos && end > at_ + 2 && (pattern_[end] == ')' || pattern_[end] == ':');
+    if (!options) return put("(?", 2);
+    std::string text = pattern_.substr(at_, end - at_);
+    std::replace(text.begin(), text.end(), 'm', 's');
+    put(text, end - at_);
+  }
+
+  bool is_upper_bound() const {
+    const size_t end = pattern_.find_first_not_of("0123456789", at_ + 2);
+    return pattern_[at_ + 1] == ',' && end != std::string::npos && end > at_ + 2 &&
+           pattern_[end] == '}';
+  }
+
+  const std::string& pattern_;
+  size_t at_ = 0;
+  int brackets_ = 0;
+  std::string out_;
+};
 
 }  // namespace
 
@@ -153,13 +232,15 @@ struct Regex::Compiled {
   explicit Compiled(const std::string& pattern) {
     int error = 0;
     size_t place = 0;
-    code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                             PCRE2_UTF | PCRE2_UCP, &error, &place, nullptr));
+    const std::string whole = kNewline + pattern;
+    code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(whole.data()), whole.size(), kOptions,
+                             &error, &place, nullptr));
     if (!code) {
       unsigned char reason[256];
       pcre2_get_error_message(error, reason, sizeof reason);
       fail("the expression '", pattern,
-           "' is not understood: ", reinterpret_cast<const char*>(reason), " at character ", place);
+           "' is not understood: ", reinterpret_cast<const char*>(reason), " at character ",
+           place - std::string_view(kNewline).size());
     }
     pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // without it matching is slower only
   }
@@ -171,7 +252,7 @@ struct Regex::Compiled {
 };
 
 Regex::Regex(const std::string& pattern)
-    : compiled_(std::make_shared<const Compiled>(for_pcre2(pattern))) {}
+    : compiled_(std::make_shared<const Compiled>(ForPcre2(pattern).written())) {}
 
 Regex Regex::literal(const std::string& text) {
   std::string pattern;

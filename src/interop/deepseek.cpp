@@ -18,12 +18,14 @@ Node deepseek_model(const Settings& c) {
   const int64_t heads = c.count("num_attention_heads");
   const Node mixer = table(
       {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.count("num_key_value_heads", heads)}});
+  // Of one expert alone the score stays as it is.
+  const int64_t active = c.count("num_experts_per_tok");
   const Node moe = table({{"type", "moe"},
                           {"hidden", c.count("moe_intermediate_size")},
                           {"routed", c.count("n_routed_experts")},
                           {"shared", c.integer("n_shared_experts", 0)},
-                          {"active", c.count("num_experts_per_tok")},
-                          {"renormalise", c.flag("norm_topk_prob", false)},
+                          {"active", active},
+                          {"renormalise", active > 1 && c.flag("norm_topk_prob", false)},
                           {"scaling", c.real("routed_scaling_factor", 1.0)},
                           {"balance", c.real("aux_loss_alpha", 0.001)}});
   Node out = llama_model(c, mixer, 1e-6);

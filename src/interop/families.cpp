@@ -63,7 +63,9 @@ void add_linear(Rules& rules, const std::string& ours, const std::vector<std::st
 }
 
 std::string rope_key(const Settings& config) {
-  return config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  const Node* const scaling = config.find("rope_scaling");
+  const bool empty = scaling == nullptr || (scaling->is_table() && scaling->table().empty());
+  return empty ? "rope_parameters" : "rope_scaling";
 }
 
 Node rope_table(const Settings& config, const std::string& layout, double fraction) {
@@ -83,7 +85,10 @@ Node rope_table(const Settings& config, const std::string& layout, double fracti
   if (type == "linear") return out;
   out.set("low_factor", Value(config.real(scaling + ".low_freq_factor")));
   out.set("high_factor", Value(config.real(scaling + ".high_freq_factor")));
-  out.set("original_length", Value(config.count(scaling + ".original_max_position_embeddings")));
+  std::optional<int64_t> whole;
+  if (config.has("max_position_embeddings")) whole = config.count("max_position_embeddings");
+  out.set("original_length",
+          Value(config.count(scaling + ".original_max_position_embeddings", whole)));
   return out;
 }
 

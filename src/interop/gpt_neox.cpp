@@ -20,7 +20,7 @@ Node gpt_neox_model(const Settings& c) {
   const double share = c.real(rope + ".partial_rotary_factor", c.real("rotary_pct", 0.25));
   Node position = rope_table(c, "half", std::trunc(head * share) / head);
   if (!c.has(rope + ".rope_theta")) {
-    position.set("base", Value(c.real("rotary_emb_base", c.real("rope_theta", 10000.0))));
+    position.set("base", Value(c.real("rotary_emb_base", 10000.0)));
   }
   return with_layer(table({{"vocabulary", c.count("vocab_size", 50432)},
                            {"max_length", c.count("max_position_embeddings", kGptNeoxLength)},

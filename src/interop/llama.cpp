@@ -48,10 +48,22 @@ Node llama(const Settings& c) {
   return llama_model(c, mixer(c), 1e-6);
 }
 
-Node mistral(const Settings& c) {
+// With what transformers takes for keys that the file does not have. A null is a value: no window,
+// and as many groups of keys as heads.
+Settings with_defaults_of_mistral(const Settings& c) {
+  Node all = c.node();
+  for (const auto& [key, value] :
+       {std::pair("sliding_window", 4096), std::pair("max_position_embeddings", 131072),
+        std::pair("num_key_value_heads", 8)}) {
+    if (!c.has(key) && !c.is_null(key)) all.set(key, Value(value));
+  }
+  return {all, c.path()};
+}
+
+Node mistral(const Settings& given) {
+  const Settings c = with_defaults_of_mistral(given);
   c.only("attention_bias", false);
   Node attention = mixer(c);
-  // Absent in the file means none; what transformers writes is never absent.
   const bool windowed = c.has("sliding_window");
   if (windowed) attention.set("window", Value(c.count("sliding_window")));
   c.only_each("layer_types", windowed ? "sliding_attention" : "full_attention");
@@ -61,6 +73,10 @@ Node mistral(const Settings& c) {
 Rules llama_and_mistral_rules(const Settings& c) {
   const bool bias = biased(c);
   return llama_rules(c, [&](Rules& out, int64_t i) { plain_attention(out, c, i, bias); });
+}
+
+Rules mistral_rules(const Settings& c) {
+  return llama_and_mistral_rules(with_defaults_of_mistral(c));
 }
 
 Node llama_config(const Settings& m) {
@@ -173,7 +189,7 @@ Family mistral_family() {
           .ignored = ignored_by_llama(),
           .head = "lm_head.weight",
           .model = mistral,
-          .rules = llama_and_mistral_rules,
+          .rules = mistral_rules,
           .config = mistral_config};
 }
 

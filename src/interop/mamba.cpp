@@ -8,13 +8,16 @@ namespace {
 constexpr int64_t kMambaLength = 2048;  // of a configuration that does not say it
 
 int64_t mamba_width(const Settings& c) { return c.count("hidden_size", 768); }
+int64_t mamba_inner(const Settings& c) {
+  return c.count("intermediate_size", c.count("expand", 2) * mamba_width(c));
+}
 int64_t mamba_depth(const Settings& c) { return c.count("num_hidden_layers", 32); }
 
 Node mamba_model(const Settings& c) {
   c.only("use_bias", false);
   c.only("use_conv_bias", true);
   c.only("hidden_act", std::vector<std::string>{"silu"});
-  const int64_t width = mamba_width(c), inner = c.count("intermediate_size", 2 * width);
+  const int64_t width = mamba_width(c), inner = mamba_inner(c);
   if (inner % width != 0) {
     usage_error(c.path(), ": 'intermediate_size' is ", inner, ", expected a multiple of ", width,
                 ".");
@@ -38,7 +41,7 @@ Node mamba_model(const Settings& c) {
 }
 
 Rules mamba_rules(const Settings& c) {
-  const int64_t inner = c.count("intermediate_size", 2 * mamba_width(c));
+  const int64_t inner = mamba_inner(c);
   Rules out = {{.ours = "embedding", .theirs = {"backbone.embeddings.weight"}}};
   add_norm(out, "norm", "backbone.norm_f", false);
   for (int64_t i = 0; i < mamba_depth(c); ++i) {

@@ -69,6 +69,10 @@ Rules rwkv_rules(const Settings& c) {
 }
 
 Node rwkv_config(const Settings& m) {
+  if (m.integer("depth") == 1) {
+    usage_error("model.depth is 1, expected at least 2: transformers divides by what is left of ",
+                "it without the first layer.");
+  }
   return table({{"vocab_size", m.integer("vocabulary")},
                 {"context_length", m.integer("max_length", kRwkvLength)},
                 {"hidden_size", m.integer("width")},

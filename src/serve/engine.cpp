@@ -288,7 +288,11 @@ class Engine::Loop {
       p.state.reserve(positions_to_expect(*model_, policy_, total + p.max_tokens));
     }
     // Attention forgets at the end of a piece: where pieces ended would else depend on the others.
-    if (policy_.evicts()) most = std::min(kPieceBetweenSteps, most_at_once(*model_, policy_));
+    if (policy_.evicts()) {
+      most = kPieceBetweenSteps;
+      const std::optional<int64_t> length = model_->config().max_length;
+      if (length && total > *length) most = std::min(most, most_at_once(*model_, policy_));
+    }
     if (p.scores()) most = std::min(most, std::max<int64_t>(kMostScores / vocabulary(), 1));
     const int64_t count = std::min(most, total - p.read);
     const int64_t wanted = p.scores() ? count : 1;

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tomllib
 
 import pytest
 import torch
@@ -174,7 +175,7 @@ def test_the_norm_of_rwkv_s_output_has_an_epsilon_of_its_own(tmp_path, text):
     assert message == f"headloom: {path}: 'layer_norm_epsilon' is 0.001, expected 1e-05.\n"
     layer = {"mixer": {"type": "rwkv"}, "channel": {"type": "rwkv_channel"}}
     norms = {"norm": "layer_norm", "norm_eps": 1e-3, "embedding_norm": True}
-    ours = new_model(width=32, depth=1, vocabulary=300, position={"type": "none"}, **norms, max_length=64, layer=[layer])
+    ours = new_model(width=32, depth=2, vocabulary=300, position={"type": "none"}, **norms, max_length=64, layer=[layer])
     ours.save(tmp_path / "run")
     message = headloom("export", tmp_path / "run", "--out", tmp_path / "back", "--as", "rwkv", code=2)
     assert "model.norm_eps is 0.001, expected 1e-05." in message
@@ -200,6 +201,35 @@ def test_a_rotation_larger_than_a_head_is_named(tmp_path):
         assert message == f"headloom: {path}: {said} 1 to 16, the size of a head.\n"
 
 
+def imported_without(make, keys, tmp_path):
+    """The [model] of what is imported without some keys of its configuration."""
+    saved(make, tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in keys}))
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    return tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"]
+
+
+def test_keys_that_a_file_does_not_have(tmp_path):
+    """They are what transformers takes for them."""
+    keys = ("sliding_window", "max_position_embeddings", "num_key_value_heads", "layer_types")
+    model = imported_without(lambda: mistral(num_attention_heads=16, num_key_value_heads=8, head_dim=4), keys, tmp_path / "mistral")
+    mixer = model["layer"][0]["mixer"]
+    assert (model["max_length"], mixer["window"], mixer["kv_heads"]) == (131072, 4096, 8)
+    wide = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=300, expand=3)
+    model = imported_without(lambda: transformers.MambaForCausalLM(wide), ("intermediate_size",), tmp_path / "mamba")
+    assert model["layer"][0]["mixer"]["expand"] == 3
+
+
+def test_an_rwkv_of_one_layer_is_not_written(tmp_path):
+    layer = '[[model.layer]]\nmixer = { type = "rwkv" }\nchannel = { type = "rwkv_channel" }\n'
+    task = '[task]\ntype = "copy"\neval_sequences = 2\n[train]\nsteps = 1\nbatch = 2\n'
+    (tmp_path / "x.toml").write_text(f"[model]\nwidth = 16\ndepth = 1\n{layer}{task}")
+    headloom("train", tmp_path / "x.toml", "--out", tmp_path / "run")
+    message = headloom("export", tmp_path / "run", "--as", "rwkv", "--out", tmp_path / "folder", code=2)
+    assert "rwkv: model.depth is 1, expected at least 2: " in message
+
+
 def test_layers_of_which_some_have_a_window_are_refused(tmp_path):
     saved(lambda: mistral(sliding_window=5), tmp_path / "theirs")
     path = tmp_path / "theirs" / "config.json"
@@ -220,6 +250,9 @@ def test_layers_of_which_some_have_a_window_are_refused(tmp_path):
         (llama, {"rope_theta": 777.0, "rope_parameters": {"type": "linear", "factor": 2.0}}),
         (gpt_neox, {"rope_scaling": {"type": "linear", "factor": 2.0}, "rotary_pct": 0.5}),
         (gpt_neox, {"rope_parameters": {"partial_rotary_factor": 0.5}, "rotary_emb_base": 777.0}),
+        (llama, {"rope_scaling": {}, "rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}),
+        (gpt_neox, {"rope_theta": 777.0, "rope_parameters": None}),
+        (llama, {"rope_parameters": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 99.0}}),
     ],
 )
 def test_rotary_embeddings_in_every_spelling(make, edits, tmp_path, text):

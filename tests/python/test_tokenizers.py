@@ -150,6 +150,8 @@ def words():
             [
                 pre_tokenizers.Split(Regex(r"\p{Han}+|\p{^Greek}\P{Latin}|[\w.]+|\W"), behavior="isolated"),
                 pre_tokenizers.Split(Regex(r"(?=(?:\d{3})+(?!\d))"), behavior="merged_with_previous"),
+                pre_tokenizers.Split(Regex(r"^\s+|\s+$|\h{,2}x|(?m:a.)e|\v"), behavior="isolated"),
+                pre_tokenizers.Split(Regex(r"\bt\B|[[:digit:][:space:]]|[[:punct:]]+"), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -287,7 +289,12 @@ def test_what_is_not_read_is_named(tmp_path):
     whole = path.read_text()
     split = {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}
     assert "not understood" in refused(path, with_(pre_tokenizer=split))
-    for expression, what in {r"[^(\s|[.,])]+": "a set inside of a set at character 6", r"[\p{L}&&[^a]]": "an intersection of sets"}.items():
+    for expression, what in {
+        r"[^(\s|[.,])]+": "a set inside of a set at character 6",
+        r"[\p{L}&&[^a]]": "an intersection of sets",
+        r"a[^\W_]": r"\W inside brackets at character 3",
+        r"[[:graph:]]": "[:graph:] at character 1",
+    }.items():
         split["pattern"]["Regex"] = expression
         assert f"is not understood: it has {what}" in refused(path, with_(pre_tokenizer=split))
     split["pattern"]["Regex"] = r"[[:punct:]&]"

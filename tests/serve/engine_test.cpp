@@ -20,8 +20,9 @@ std::vector<int64_t> random_prompt(int64_t length, uint32_t seed) {
 }
 
 struct Served {
-  explicit Served(const std::string& toml = kAttention, serve::EngineOptions options = {})
-      : model(byte_decoder(toml)), engine(model, codec, options) {}
+  explicit Served(const std::string& toml = kAttention, serve::EngineOptions options = {},
+                  int64_t length = 400)
+      : model(byte_decoder(toml, length)), engine(model, codec, options) {}
 
   Written alone(const Request& r) { return collect(*engine.submit(r))[0]; }
 
@@ -88,6 +89,15 @@ TEST(Engine, WhatIsForgottenDoesNotDependOnTheOthers) {
   }
   EXPECT_TRUE(contains(message_of<UsageError>([] { Served(kRecurrence, {.cache = "tova:30"}); }),
                        "no layer keeps keys and values"));
+}
+
+// A prompt of a piece that is no longer than the model is read at once.
+TEST(Engine, NothingIsForgottenWithinAPiece) {
+  const Request request{.prompts = {random_prompt(120, 3)}, .max_tokens = 1, .logprobs = 0};
+  Served all(kAttention, {}, 130), window(kAttention, {.cache = "window:30"}, 130);
+  const Written expected = all.alone(request), found = window.alone(request);
+  EXPECT_EQ(found.ids(), expected.ids());
+  EXPECT_NEAR(*found.tokens[0].logprob, *expected.tokens[0].logprob, 1e-5);
 }
 
 TEST(Engine, EqualPromptsGoOnDifferentlyWhereTheSeedWasDrawn) {

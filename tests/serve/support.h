@@ -22,12 +22,11 @@ inline void set_end(Decoder& model, float score) {
 }
 
 // Weights far from their start, so that texts vary; they do not end by themselves.
-inline std::shared_ptr<Decoder> byte_decoder(const std::string& toml) {
+inline std::shared_ptr<Decoder> byte_decoder(const std::string& toml, int64_t length = 400) {
   at::manual_seed(3);
   auto model = std::make_shared<Decoder>(
-      model_of("width = 48\ndepth = 2\nvocabulary = 256\nmax_length = 400\n"
-               "output_bias = true\n" +
-               toml));
+      model_of(str("width = 48\ndepth = 2\nvocabulary = 256\nmax_length = ", length,
+                   "\noutput_bias = true\n", toml)));
   model->eval();
   at::NoGradGuard no_grad;
   for (Tensor p : model->parameters()) p.add_(at::randn_like(p) * 0.05);
