@@ -99,8 +99,8 @@ struct OptionalTensor {
   }
 };
 
-// A tensor of a list of optional ones, as kernels read it. The dispatcher resolves arguments that
-// are negated when they are read, or zeros without memory, but not those of a Tensor?[].
+// A tensor of a Tensor?[] as kernels read it. In other arguments the dispatcher makes ordinary
+// tensors of those that are negated when they are read, and of zeros without memory.
 inline Tensor resolved(const Tensor& t) {
   if (!t.defined()) return t;
   return t._is_zerotensor() ? at::zeros_symint(t.sym_sizes(), t.options()) : t.resolve_neg();

@@ -371,8 +371,7 @@ class Trainer {
     return out;
   }
 
-  // The best checkpoint is that with the lowest held-out loss, of those at whose step the model is
-  // evaluated.
+  // The best checkpoint has the lowest held-out loss of those at whose step the model is evaluated.
   void note_best() {
     const std::vector<EvalPoint>& done = metrics_.evaluations();
     if (done.empty() || done.back().step != state_.step) return;
@@ -381,8 +380,8 @@ class Trainer {
     state_.best_loss = done.back().loss;
   }
 
-  // The first process's writer waits for what the others write. So does the process itself, by the
-  // group: there a process that was killed or hangs is noticed.
+  // The first process's writer needs the files of the others, but does not notice that one of them
+  // was killed or hangs. The group does. So all meet there when the others have written theirs.
   void wait_for_writer() {
     if (optimizer_.parts() > 1) {
       if (!first()) writer_.wait();

@@ -152,7 +152,7 @@ def test_the_choice_binds_no_graph_to_one_length():
         assert headloom.composed_attention(q, q, q, post=headloom.HeadMix(q_gate=gate)).shape[:2] == sizes[:2]
         assert headloom.ops.aft(q.flatten(2), q.flatten(2), q.flatten(2))[0].shape[:2] == sizes[:2]
     assert not [guard.expr for guard in environment.guards if "Eq" in str(guard.expr) or "Ne" in str(guard.expr)]
-    assert all(isinstance(size.node.maybe_as_int(), type(None)) for size in sizes[:2])
+    assert all(size.node.maybe_as_int() is None for size in sizes[:2])
 
 
 @needs_triton

@@ -31,8 +31,8 @@ ROWS, COLUMNS, ALIGNED = 64, 128, 16
 # Queries, or keys, for which a product leaves out what none of them sees. In products to gradients of keys a band is the whole
 # output, which has to fill the card.
 BAND, KEY_BAND = 256, 512
-# Programs of a launch in its second and in its third direction. The third one has at most so many jobs or the groups of heads,
-# each for all chunks of the batch.
+# A launch has at most BLOCKS programs in its second and in its third direction. The third one has all chunks of the batch, once for
+# each group of heads or for each of at most JOBS tensors.
 BLOCKS, JOBS = 65535, 4
 QUERIES, KEYS = kernels.QUERIES.value, kernels.KEYS.value  # of a block of weights
 NO_MIX = kernels.Mix(None, None, None, *map(triton.language.constexpr, (0, 0, False, False)))
