@@ -244,6 +244,9 @@ PIECES = [
     (
         "{{ table | tojson }} {{ mixed | tojson }} {{ text | tojson }} {{ word | tojson }} {{ table | tojson(indent=2) }} "
         "{{ [] | tojson(indent=1) }} {{ {} | tojson }} {{ table | tojson(sort_keys=true) }}"
+        "{{ 'é\u007f\U0001f600\\n' | tojson(ensure_ascii=true) }} {{ 'é\u007f\U0001f600' | tojson }} "
+        "{{ table | tojson(separators=(',', ':')) }} {{ mixed | tojson(indent='\\t', separators=[';', '=']) }} "
+        "{{ mixed | tojson(indent=0) }} {{ mixed | tojson(indent=-3) }}"
     ),
     (
         "{{ table.items() | list }} {{ table.keys() | list }} {{ table.values() | list }} {{ table | dictsort }} "
@@ -256,6 +259,8 @@ PIECES = [
     (
         "{% for x in numbers %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}"
         "{{ loop.last }}{{ loop.length }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.cycle('a', 'b') }} {% endfor %}"
+        "{% for x in [1, 1, 'a', 'a', 1] %}{{ loop.depth }}{{ loop.depth0 }}{{ loop.changed(x) }}"
+        "{% for y in [x] %}{{ loop.depth }}{{ loop.changed(x, y) }}{% endfor %}{{ loop.changed() }}{% endfor %}"
     ),
     (
         "{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}{% if true %}{% set x = 9 %}"
@@ -371,4 +376,12 @@ ENDLESS = [
     "{{ " + "not " * 5000 + "1 }}",
     "{{ " + "-" * 5000 + "1 }}",
     "{{ 2 ** 99999999999 }}",
+    # Parts that are held many times.
+    "{% set ns = namespace(l=[0]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+    "{% set ns = namespace(l={'a': 'x' * 99}) %}{% for i in range(60) %}{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% endfor %}",
+    "{{ [['x' * 9999999] * 99999] }}",
+    "{% set l = ['x' * 9999999] %}{% set m = ['x' * 9999999] %}{% for i in range(99999) %}{{ l == m }}{{ l < m }}{% endfor %}",
+    "{% set l = range(99999) | list %}{% for i in range(99999) %}{{ -1 in l }}{% endfor %}",
+    "{{ [[[[1, 2]] * 99999] * 9] | tojson(indent=100) }}",
+    "{{ ([1] * 99999) | tojson(separators=['x' * 9999, ':']) }}",
 ]

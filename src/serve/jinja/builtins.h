@@ -41,7 +41,7 @@ Value method_of(const Value& value, const std::string& name, Budget& budget);
 
 // Throw TemplateError for a name that is not known.
 Value filtered(const std::string& name, const Value& value, Call& call, Budget& budget);
-bool tested(const std::string& name, const Value& value, Call& call);
+bool tested(const std::string& name, const Value& value, Call& call, Budget& budget);
 
 // "+", "-", "*", "/", "//", "%", "**" and "~".
 Value operated(const std::string& name, const Value& a, const Value& b, Budget& budget);

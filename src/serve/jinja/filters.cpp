@@ -64,7 +64,7 @@ Value sorted(const Value& value, Taken& taken, Budget& budget) {
   for (const Value& item : read(value, budget)) keyed.emplace_back(order.key(item), item);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     budget.step();
-    const int way = compare(a.first, b.first, "<");
+    const int way = compare(a.first, b.first, "<", budget);
     return reverse ? way > 0 : way < 0;
   });
   List out;
@@ -78,7 +78,7 @@ Value extreme(const Value& value, Taken& taken, Budget& budget) {
   const Order order(taken, budget, sensitive);
   Value best{Undefined{"an extreme of nothing"}};
   for (const Value& item : read(value, budget)) {
-    if (best.is_undefined() || way * compare(order.key(item), order.key(best), "<") > 0) {
+    if (best.is_undefined() || way * compare(order.key(item), order.key(best), "<", budget) > 0) {
       best = item;
     }
   }
@@ -92,7 +92,8 @@ Value unique(const Value& value, Taken& taken, Budget& budget) {
   for (const Value& item : read(value, budget)) {
     const Value key = order.key(item);
     budget.step(static_cast<int64_t>(keys.size()));
-    if (std::any_of(keys.begin(), keys.end(), [&](const Value& k) { return equal(k, key); })) {
+    if (std::any_of(keys.begin(), keys.end(),
+                    [&](const Value& k) { return equal(k, key, budget); })) {
       continue;
     }
     keys.push_back(key);
@@ -112,7 +113,8 @@ Value chosen(const Value& value, Taken& taken, Budget& budget) {
   for (const Value& item : read(value, budget)) {
     budget.step();
     const Value subject = attribute ? by_path(item, path, budget) : item;
-    const bool holds = test != nullptr ? tested(test->text(), subject, call) : subject.truth();
+    const bool holds =
+        test != nullptr ? tested(test->text(), subject, call, budget) : subject.truth();
     if (holds == keep) out.push_back(item);
   }
   return generator(std::move(out));
@@ -269,7 +271,7 @@ Value dict_sorted(const Value& value, Taken& taken, Budget& budget) {
   };
   std::stable_sort(items.begin(), items.end(), [&](const auto& a, const auto& b) {
     budget.step();
-    const int way = compare(key(a), key(b), "<");
+    const int way = compare(key(a), key(b), "<", budget);
     return reverse ? way > 0 : way < 0;
   });
   List out;
@@ -292,17 +294,34 @@ Value escaped(const Value& value, Taken&, Budget& budget) {
   return made(std::move(out), budget);
 }
 
+constexpr int64_t kWidestIndent = 100;
+
+// json.dumps() with the arguments that transformers gives to the filter.
 Value as_json(const Value& value, Taken& taken, Budget& budget) {
-  taken.flag("ensure_ascii", false);
+  JsonStyle style{.ascii = taken.flag("ensure_ascii", false)};
   const Value* indent = taken.next("indent");
   const Value* separators = taken.next("separators");
-  const bool sorted = taken.flag("sort_keys", false);
-  if (separators != nullptr && !separators->is_none()) {
-    template_error("the filter 'tojson' has 'separators', which is not supported");
+  style.sorted = taken.flag("sort_keys", false);
+  if (indent != nullptr && !indent->is_none()) {
+    style.indent =
+        indent->is_text()
+            ? indent->text()
+            : std::string(std::clamp<int64_t>(indent->integer(), 0, kWidestIndent + 1), ' ');
+    if (style.indent->size() > kWidestIndent) {
+      template_error("the filter 'tojson' has an indent of more than ", kWidestIndent,
+                     " characters");
+    }
+    style.comma = ",";
   }
-  const int64_t by = indent == nullptr || indent->is_none() ? -1 : indent->integer();
-  if (by > 100) template_error("the filter 'tojson' has the indent ", by);
-  return made(json_of(value, static_cast<int>(by), sorted), budget);
+  if (separators != nullptr && !separators->is_none()) {
+    const std::vector<Value> parts = items_of(*separators);
+    if (parts.size() != 2) {
+      template_error("the filter 'tojson' has ", parts.size(), " 'separators', expected 2");
+    }
+    style.comma = parts[0].text();
+    style.colon = parts[1].text();
+  }
+  return made(json_of(value, style, budget), budget);
 }
 
 Value defaulted(const Value& value, Taken& taken, Budget&) {
@@ -403,7 +422,7 @@ Value filtered(const std::string& name, const Value& value, Call& call, Budget& 
   template_error("the filter '", name, "' is not supported");
 }
 
-bool tested(const std::string& name, const Value& value, Call& call) {
+bool tested(const std::string& name, const Value& value, Call& call, Budget& budget) {
   Taken taken(call, "the test '" + name + "'");
   const auto result = [&]() -> bool {
     const auto is = [&](std::initializer_list<std::string_view> names) {
@@ -429,6 +448,7 @@ bool tested(const std::string& name, const Value& value, Call& call) {
              (value.is_list() && !value.whole_list().generator);
     }
     if (name == "lower" || name == "upper") {  // a text without letters is neither
+      budget.read(value.size());
       const std::string text = shown(value), low = lower(text), high = upper(text);
       return low != high && text == (name == "lower" ? low : high);
     }
@@ -439,16 +459,16 @@ bool tested(const std::string& name, const Value& value, Call& call) {
       if (by == 0) template_error("a number is divided by 0");
       return by == -1 || value.integer() % by == 0;
     }
-    if (is({"eq", "equalto", "=="})) return equal(value, taken.need("other"));
-    if (is({"ne", "!="})) return !equal(value, taken.need("other"));
-    if (is({"lt", "lessthan", "<"})) return compare(value, taken.need("other"), "<") < 0;
-    if (is({"le", "<="})) return compare(value, taken.need("other"), "<=") <= 0;
-    if (is({"gt", "greaterthan", ">"})) return compare(value, taken.need("other"), ">") > 0;
-    if (is({"ge", ">="})) return compare(value, taken.need("other"), ">=") >= 0;
-    if (name == "in") return contains(taken.need("seq"), value);
+    if (is({"eq", "equalto", "=="})) return equal(value, taken.need("other"), budget);
+    if (is({"ne", "!="})) return !equal(value, taken.need("other"), budget);
+    if (is({"lt", "lessthan", "<"})) return compare(value, taken.need("other"), "<", budget) < 0;
+    if (is({"le", "<="})) return compare(value, taken.need("other"), "<=", budget) <= 0;
+    if (is({"gt", "greaterthan", ">"})) return compare(value, taken.need("other"), ">", budget) > 0;
+    if (is({"ge", ">="})) return compare(value, taken.need("other"), ">=", budget) >= 0;
+    if (name == "in") return contains(taken.need("seq"), value, budget);
     if (name == "sameas") {
       const Value& other = taken.need("other");
-      return value.type() == other.type() && equal(value, other);
+      return value.type() == other.type() && equal(value, other, budget);
     }
     template_error("the test '", name, "' is not supported");
   }();

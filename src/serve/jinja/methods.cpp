@@ -165,9 +165,13 @@ Value dict_method(const Dict& dict, const std::string& name, Taken& taken, Budge
   return out;
 }
 
-Value list_method(const std::vector<Value>& list, const std::string& name, Taken& taken) {
+Value list_method(const std::vector<Value>& list, const std::string& name, Taken& taken,
+                  Budget& budget) {
   const Value item = taken.need("value");
-  const auto same = [&](const Value& other) { return equal(item, other); };
+  const auto same = [&](const Value& other) {
+    budget.step();
+    return equal(item, other, budget);
+  };
   if (name == "count") {
     return static_cast<int64_t>(std::count_if(list.begin(), list.end(), same));
   }
@@ -197,7 +201,9 @@ Value method_of(const Value& value, const std::string& name, Budget& budget) {
       return dict_method(value.dict(), name, taken, budget);
     };
   } else if (value.is_list() && one_of(name, {"index", "count"})) {
-    body = [value, name](Taken& taken) { return list_method(value.list(), name, taken); };
+    body = [value, name, &budget](Taken& taken) {
+      return list_method(value.list(), name, taken, budget);
+    };
   } else if ((value.is_list() &&
               one_of(name, {"append", "extend", "insert", "pop", "remove", "sort", "reverse"})) ||
              (value.is_dict() && one_of(name, {"pop", "update", "setdefault", "clear"}))) {

@@ -143,8 +143,9 @@ Value item_of(const Value& value, const Value& key, Budget& budget) {
     return found != nullptr ? *found : attribute_of(value, key.text(), budget);
   }
   if ((value.is_list() || value.is_text()) && key.is_integer()) {
-    const std::vector<Value> items = items_of(value);
-    budget.step(static_cast<int64_t>(value.is_text() ? items.size() : 1));
+    const std::vector<Value> letters = value.is_text() ? items_of(value) : std::vector<Value>();
+    budget.step(1 + static_cast<int64_t>(letters.size()));
+    const std::vector<Value>& items = value.is_text() ? letters : value.list();
     const auto size = static_cast<int64_t>(items.size());
     const int64_t at = key.integer() < 0 ? key.integer() + size : key.integer();
     if (at >= 0 && at < size) return items[static_cast<size_t>(at)];

@@ -169,10 +169,11 @@ class Renderer {
       }
       items = std::move(kept);
     }
+    const auto asked = std::make_shared<Value>(Undefined{});
     for (size_t i = 0; i < items.size(); ++i) {
       budget_.step();
       const Inner inner(*this);
-      scope_->names.set("loop", loop_value(items, i));
+      scope_->names.set("loop", loop_value(items, i, asked));
       assign(s.names, items[i]);
       const Flow flow = execute(s.body);
       if (flow == Flow::leave) break;
@@ -184,7 +185,9 @@ class Renderer {
     return Flow::on;
   }
 
-  static Value loop_value(const std::vector<Value>& items, size_t i) {
+  // `before` is what loop.changed() was last asked about.
+  Value loop_value(const std::vector<Value>& items, size_t i,
+                   const std::shared_ptr<Value>& before) {
     const auto at = static_cast<int64_t>(i), count = static_cast<int64_t>(items.size());
     auto space = std::make_shared<Namespace>();  // its attributes hide no method
     auto& names = space->attributes.items;
@@ -198,6 +201,8 @@ class Renderer {
     add("length", count);
     add("revindex", count - at);
     add("revindex0", count - at - 1);
+    add("depth", 1);  // of 'recursive' loops, which are refused
+    add("depth0", 0);
     if (i > 0) add("previtem", items[i - 1]);
     if (at + 1 < count) add("nextitem", items[i + 1]);
     add("cycle", std::make_shared<const Function>(
@@ -206,6 +211,13 @@ class Renderer {
                                   template_error("cycle() has no arguments");
                                 return call.positional[i % call.positional.size()];
                               }}));
+    add("changed",
+        std::make_shared<const Function>(Function{"changed", [this, before](Call& call) -> Value {
+                                                    Value now = List{.items = call.positional};
+                                                    const bool same = equal(now, *before, budget_);
+                                                    *before = std::move(now);
+                                                    return !same;
+                                                  }}));
     return space;
   }
 
@@ -309,7 +321,7 @@ class Renderer {
       case Expression::Kind::test: {
         const Value value = evaluate(*e.parts[0]);
         Call call = arguments(e.arguments);
-        return tested(e.name, value, call) != e.flag;
+        return tested(e.name, value, call, budget_) != e.flag;
       }
       case Expression::Kind::unary: {
         const Value value = evaluate(*e.parts[0]);
@@ -351,13 +363,11 @@ class Renderer {
       const std::string& name = e.names[i];
       bool holds = false;
       if (name == "==" || name == "!=") {
-        holds = equal(left, right) == (name == "==");
+        holds = equal(left, right, budget_) == (name == "==");
       } else if (name == "in" || name == "not in") {
-        if (right.is_text()) budget_.make(right.text().size());
-        if (right.is_list()) budget_.step(static_cast<int64_t>(right.list().size()));
-        holds = contains(right, left) == (name == "in");
+        holds = contains(right, left, budget_) == (name == "in");
       } else {
-        const int order = compare(left, right, name);
+        const int order = compare(left, right, name, budget_);
         holds = name == "<"    ? order < 0
                 : name == "<=" ? order <= 0
                 : name == ">"  ? order > 0

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "data/unicode.h"
 
@@ -264,28 +265,9 @@ std::string quoted_text(std::string_view text) {
   return out += quote;
 }
 
-std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20) {
-      const char* const names = "btn fr";  // 8, 9, 10, 12, 13
-      if (byte >= 8 && byte <= 13 && byte != 11) {
-        out += '\\';
-        out += names[byte - 8];
-      } else {
-        char escape[8];
-        std::snprintf(escape, sizeof escape, "\\u%04x", byte);
-        out += escape;
-      }
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
+std::string json_text(std::string_view text, bool ascii) {
+  using Json = nlohmann::json;
+  return Json(text).dump(-1, ' ', ascii, Json::error_handler_t::replace);
 }
 
 }  // namespace headloom::jinja

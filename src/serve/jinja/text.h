@@ -35,8 +35,8 @@ std::vector<std::string> split(std::string_view text, std::string_view separator
 int64_t count_words(std::string_view text);
 std::vector<std::string> lines(std::string_view text);
 
-// Python's repr() of a str, and json.dumps(..., ensure_ascii=False).
+// Python's repr() of a str, and json.dumps(text, ensure_ascii=ascii).
 std::string quoted_text(std::string_view text);
-std::string json_text(std::string_view text);
+std::string json_text(std::string_view text, bool ascii);
 
 }  // namespace headloom::jinja

@@ -12,9 +12,12 @@ namespace {
 
 constexpr int kDeepestValue = 100;
 
-void check_depth(int depth) {
+void check_extent(int depth, int64_t size) {
   if (depth > kDeepestValue) {
     template_error("lists and dictionaries are nested deeper than ", kDeepestValue, " levels");
+  }
+  if (size > Budget::kMostBytes) {
+    template_error("a list or dictionary has more than ", Budget::kMostBytes, " bytes of text");
   }
 }
 
@@ -42,33 +45,37 @@ std::string list_text(const std::vector<std::string>& parts, const char* open, c
   return out + close;
 }
 
-std::string quoted(const Value& value, int depth) {
-  check_depth(depth);
+}  // namespace
+
+std::string quoted(const Value& value) {
   if (value.is_text()) return quoted_text(value.text());
   if (value.is_list()) {
     std::vector<std::string> parts;
-    for (const Value& item : value.list()) parts.push_back(quoted(item, depth + 1));
+    for (const Value& item : value.list()) parts.push_back(quoted(item));
     if (!value.whole_list().tuple) return list_text(parts, "[", "]");
     return list_text(parts, "(", parts.size() == 1 ? ",)" : ")");
   }
   if (value.is_dict()) {
     std::vector<std::string> parts;
     for (const auto& [key, item] : value.dict().items) {
-      parts.push_back(quoted_text(key) + ": " + quoted(item, depth + 1));
+      parts.push_back(quoted_text(key) + ": " + quoted(item));
     }
     return list_text(parts, "{", "}");
   }
   return shown(value);
 }
 
-void write_json(const Value& value, int indent, bool sorted, int depth, std::string& out) {
-  check_depth(depth);
+namespace {
+
+void write_json(const Value& value, const JsonStyle& style, Budget& budget, int depth,
+                std::string& out) {
+  budget.make(style.comma.size() + style.colon.size());
   const auto line = [&](int level) {
-    if (indent < 0) return;
+    if (!style.indent) return;
+    budget.make(style.indent->size() * static_cast<size_t>(level));
     out += '\n';
-    out.append(static_cast<size_t>(indent) * static_cast<size_t>(level), ' ');
+    for (int i = 0; i < level; ++i) out += *style.indent;
   };
-  const char* comma = indent < 0 ? ", " : ",";
   if (value.is_none()) {
     out += "null";
   } else if (value.is_bool()) {
@@ -81,29 +88,29 @@ void write_json(const Value& value, int indent, bool sorted, int depth, std::str
            : std::isinf(number) ? (number < 0 ? "-Infinity" : "Infinity")
                                 : float_text(number);
   } else if (value.is_text()) {
-    out += json_text(value.text());
+    out += json_text(value.text(), style.ascii);
   } else if (value.is_list()) {
     const auto& items = value.list();
     out += '[';
     for (size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) out += comma;
+      if (i > 0) out += style.comma;
       line(depth + 1);
-      write_json(items[i], indent, sorted, depth + 1, out);
+      write_json(items[i], style, budget, depth + 1, out);
     }
     if (!items.empty()) line(depth);
     out += ']';
   } else if (value.is_dict()) {
     std::vector<const std::pair<std::string, Value>*> items;
     for (const auto& item : value.dict().items) items.push_back(&item);
-    if (sorted) {
+    if (style.sorted) {
       std::sort(items.begin(), items.end(), [](auto* a, auto* b) { return a->first < b->first; });
     }
     out += '{';
     for (size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) out += comma;
+      if (i > 0) out += style.comma;
       line(depth + 1);
-      out += json_text(items[i]->first) + ": ";
-      write_json(items[i]->second, indent, sorted, depth + 1, out);
+      out += json_text(items[i]->first, style.ascii) + style.colon;
+      write_json(items[i]->second, style, budget, depth + 1, out);
     }
     if (!items.empty()) line(depth);
     out += '}';
@@ -112,8 +119,7 @@ void write_json(const Value& value, int indent, bool sorted, int depth, std::str
   }
 }
 
-bool equal(const Value& a, const Value& b, int depth) {
-  check_depth(depth);
+bool same(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) {
     return a.is_float() || b.is_float() ? a.number() == b.number() : a.integer() == b.integer();
   }
@@ -121,14 +127,13 @@ bool equal(const Value& a, const Value& b, int depth) {
   if (a.is_list() && b.is_list()) {
     const auto &x = a.list(), &y = b.list();
     return a.whole_list().tuple == b.whole_list().tuple && x.size() == y.size() &&
-           std::equal(x.begin(), x.end(), y.begin(),
-                      [&](const Value& p, const Value& q) { return equal(p, q, depth + 1); });
+           std::equal(x.begin(), x.end(), y.begin(), same);
   }
   if (a.is_dict() && b.is_dict()) {
     if (a.dict().items.size() != b.dict().items.size()) return false;
     for (const auto& [key, item] : a.dict().items) {
       const Value* other = b.dict().find(key);
-      if (other == nullptr || !equal(item, *other, depth + 1)) return false;
+      if (other == nullptr || !same(item, *other)) return false;
     }
     return true;
   }
@@ -148,8 +153,10 @@ const Value* Dict::find(std::string_view key) const {
 
 void Dict::set(const std::string& key, Value value) {
   depth = std::max(depth, 1 + value.depth());
+  size += static_cast<int64_t>(key.size()) + value.size();
   for (auto& item : items) {
     if (item.first == key) {
+      size -= static_cast<int64_t>(key.size()) + item.second.size();
       item.second = std::move(value);
       return;
     }
@@ -158,13 +165,17 @@ void Dict::set(const std::string& key, Value value) {
 }
 
 Value::Value(List list) {
-  for (const Value& item : list.items) list.depth = std::max(list.depth, 1 + item.depth());
-  check_depth(list.depth);
+  list.size = 0;  // a copy of a list has been given other items
+  for (const Value& item : list.items) {
+    list.depth = std::max(list.depth, 1 + item.depth());
+    list.size += item.size();
+  }
+  check_extent(list.depth, list.size);
   held_ = std::make_shared<const List>(std::move(list));
 }
 
 Value::Value(Dict dict) {
-  check_depth(dict.depth);
+  check_extent(dict.depth, dict.size);
   held_ = std::make_shared<const Dict>(std::move(dict));
 }
 
@@ -252,6 +263,14 @@ int Value::depth() const {
   return 0;
 }
 
+int64_t Value::size() const {
+  constexpr int64_t kNumber = 8;  // also of brackets, commas and short words
+  if (is_text()) return kNumber + static_cast<int64_t>(text().size());
+  if (is_list()) return kNumber + whole_list().size;
+  if (is_dict()) return kNumber + dict().size;
+  return kNumber;
+}
+
 std::string shown(const Value& value) {
   if (value.is_text()) return value.text();
   if (value.is_undefined()) return "";
@@ -264,18 +283,20 @@ std::string shown(const Value& value) {
   return quoted(value);
 }
 
-std::string quoted(const Value& value) { return quoted(value, 0); }
-
-std::string json_of(const Value& value, int indent, bool sorted) {
+std::string json_of(const Value& value, const JsonStyle& style, Budget& budget) {
   if (value.is_undefined()) value.refuse_undefined();
   std::string out;
-  write_json(value, indent, sorted, 0, out);
+  write_json(value, style, budget, 0, out);
   return out;
 }
 
-bool equal(const Value& a, const Value& b) { return equal(a, b, 0); }
+bool equal(const Value& a, const Value& b, Budget& budget) {
+  budget.read(std::min(a.size(), b.size()));
+  return same(a, b);
+}
 
-int compare(const Value& a, const Value& b, const std::string& operation) {
+int compare(const Value& a, const Value& b, const std::string& operation, Budget& budget) {
+  budget.read(std::min(a.size(), b.size()));
   if (a.is_number() && b.is_number()) {
     if (a.is_float() || b.is_float()) {
       return a.number() < b.number() ? -1 : a.number() > b.number() ? 1 : 0;
@@ -289,7 +310,7 @@ int compare(const Value& a, const Value& b, const std::string& operation) {
   if (a.is_list() && b.is_list()) {
     const auto &x = a.list(), &y = b.list();
     for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
-      if (!equal(x[i], y[i])) return compare(x[i], y[i], operation);
+      if (!same(x[i], y[i])) return compare(x[i], y[i], operation, budget);
     }
     return x.size() < y.size() ? -1 : x.size() > y.size() ? 1 : 0;
   }
@@ -298,13 +319,16 @@ int compare(const Value& a, const Value& b, const std::string& operation) {
   template_error("'", operation, "' is not defined between ", a.type(), " and ", b.type());
 }
 
-bool contains(const Value& holder, const Value& item) {
+bool contains(const Value& holder, const Value& item, Budget& budget) {
+  if (holder.is_text()) budget.read(holder.size());
   if (holder.is_text()) return holder.text().find(item.text()) != std::string::npos;
   if (holder.is_dict()) return item.is_text() && holder.dict().find(item.text()) != nullptr;
   if (holder.is_undefined()) return false;
   const std::vector<Value>& items = holder.list();
-  return std::any_of(items.begin(), items.end(),
-                     [&](const Value& other) { return equal(item, other); });
+  return std::any_of(items.begin(), items.end(), [&](const Value& other) {
+    budget.step();
+    return equal(item, other, budget);
+  });
 }
 
 std::vector<Value> items_of(const Value& value) {

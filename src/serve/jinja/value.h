@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,7 @@ struct List;
 struct Dict;
 struct Namespace;
 struct Function;
+class Budget;
 
 class Value {
  public:
@@ -57,7 +59,8 @@ class Value {
   Value(std::string text) : held_(std::make_shared<const std::string>(std::move(text))) {}
   Value(std::string_view text) : Value(std::string(text)) {}
   Value(const char* text) : Value(std::string(text)) {}
-  // Throws TemplateError where lists and dictionaries are nested too deep.
+  // Throws TemplateError where lists and dictionaries are nested too deep or are too large, also by
+  // holding the same list many times.
   Value(List list);
   Value(Dict dict);
   Value(std::shared_ptr<Namespace> space) : held_(std::move(space)) {}
@@ -94,6 +97,8 @@ class Value {
   // "'x' is undefined": why an undefined value cannot be used.
   [[noreturn]] void refuse_undefined() const;
   int depth() const;
+  // About how many bytes it has when it is written, also as a part of another.
+  int64_t size() const;
 
  private:
   std::variant<Undefined, None, bool, int64_t, double, Text, std::shared_ptr<const List>,
@@ -107,12 +112,14 @@ struct List {
   bool tuple = false;
   bool generator = false;  // what map() and its like give: true even when empty, without a length
   int depth = 1;           // of lists and dictionaries in each other
+  int64_t size = 0;        // Value::size()
 };
 
 // In the order of insertion. Keys are texts.
 struct Dict {
   std::vector<std::pair<std::string, Value>> items;
   int depth = 1;
+  int64_t size = 0;
 
   const Value* find(std::string_view key) const;
   void set(const std::string& key, Value value);
@@ -136,14 +143,20 @@ struct Function {
 // Python's str() and repr().
 std::string shown(const Value& value);
 std::string quoted(const Value& value);
-// json.dumps(value, ensure_ascii=False) with Python's spaces; `indent` below 0: on one line.
-std::string json_of(const Value& value, int indent = -1, bool sorted = false);
 
-bool equal(const Value& a, const Value& b);
+// The arguments of Python's json.dumps(). Without an indent everything is on one line.
+struct JsonStyle {
+  std::optional<std::string> indent = {};  // what stands before each line, once for each level
+  std::string comma = ", ", colon = ": ";
+  bool sorted = false, ascii = false;
+};
+std::string json_of(const Value& value, const JsonStyle& style, Budget& budget);
+
+bool equal(const Value& a, const Value& b, Budget& budget);
 // Below, equal or above 0. Throws TemplateError for what has no order.
-int compare(const Value& a, const Value& b, const std::string& operation);
+int compare(const Value& a, const Value& b, const std::string& operation, Budget& budget);
 // Python's `item in holder`.
-bool contains(const Value& holder, const Value& item);
+bool contains(const Value& holder, const Value& item, Budget& budget);
 // What a loop sees: items, keys, characters, nothing. Throws TemplateError for what has none.
 std::vector<Value> items_of(const Value& value);
 // len(); throws TemplateError for what has none.
@@ -163,8 +176,9 @@ class Budget {
   void make(size_t bytes) {
     bytes_ += static_cast<int64_t>(bytes);
     if (bytes_ > kMostBytes) over("bytes of text", kMostBytes);
-    step(static_cast<int64_t>(bytes / 64));
+    read(static_cast<int64_t>(bytes));
   }
+  void read(int64_t bytes) { step(bytes / 64); }
 
  private:
   [[noreturn]] static void over(const char* what, int64_t most);
