@@ -280,7 +280,7 @@ def kernels(name: str, T: int, rows: int, rounds: int) -> None:
     """The kernels of composed attention one by one, on the last rows, in picoseconds for a place of a head."""
     given = case(1, T, 32, 128, name, torch.bfloat16)
     with torch.no_grad():
-        p = gpu.Problem(*given)
+        p = gpu.KernelArguments(*given)
         part = p.parts(T - rows, T).own
         lse = torch.full((1, p.H, T), 8.0, device="cuda")
         queries, keys, values = p.inputs(part, part)

@@ -126,7 +126,7 @@ def launches(arguments: List[Any], backward: bool, cuda: Optional[int] = None) -
     """
     found: List[Any] = []
 
-    def record(kernel: Any, p: gpu.Problem, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
+    def record(kernel: Any, p: gpu.KernelArguments, chunk: gpu.Chunk, of: gpu.Tile, *given: Any, **constants: Any) -> None:
         named = dict(zip(kernel.arg_names, given), **constants, M=of.M, N=of.N)
         found.append(Launch(kernel, named, of.warps, chunk, stages=of.stages))
 

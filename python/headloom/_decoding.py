@@ -53,7 +53,7 @@ class State:
             TypeError: ``rows`` has something else than numbers.
         """
         try:
-            chosen = torch.as_tensor(rows)
+            chosen = rows if isinstance(rows, Tensor) else torch.as_tensor(rows, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"rows is {shown(rows)}, expected the numbers [n] of sequences.") from None
         if not isinstance(rows, Tensor) and chosen.numel() == 0:

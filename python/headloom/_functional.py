@@ -174,6 +174,9 @@ class Part(nn.Module):
 
     def _load_from_state_dict(self, *given: Any) -> None:
         super()._load_from_state_dict(*given)  # type: ignore[misc]
+        for name, value in self._buffers.items():  # assigned as they are stored
+            if value is not None and _is_choice_bias(name):
+                self._buffers[name] = value.to(_type_of_bias(value.dtype))
         self._mark()
 
     def __setattr__(self, name: str, value: Any) -> None:

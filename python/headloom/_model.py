@@ -327,7 +327,7 @@ class Model(FunctionalModule):
             return prompt
         tokens = self.encode(prompt)
         # A model starts a text after the end of another.
-        return tokens if tokens.numel() > 0 else torch.tensor([self._text_tokenizer().end_token])
+        return tokens if tokens.numel() > 0 else torch.tensor([self._text_tokenizer().end_token], device="cpu")
 
     def _source_tokens(self, source: Any, prompts: int) -> List[Tensor]:
         """One ``[S]`` for each prompt; none for None."""
@@ -392,7 +392,7 @@ class Model(FunctionalModule):
         sources = self._source_tokens(source, len(tokens))
         piece = self._text_tokenizer().piece if stop_texts or text else None
         if seed is None:
-            seed = 0 if sampling.temperature == 0 else int(torch.randint(2**62, ()))
+            seed = 0 if sampling.temperature == 0 else int(torch.randint(2**62, (), device="cpu"))
         written = [Sample(stop_texts) for _ in range(len(tokens) * samples)]
         yield written
         if most == 0 or not written:
@@ -417,7 +417,7 @@ class Model(FunctionalModule):
             if longest + step == max(limit, longest - 1) + 1:
                 warnings.warn(
                     f"the text has outgrown the {limit} positions that the model was built for (max_length): it goes on "
-                    f"from its newest {max(limit // 2, 1)} tokens alone.",
+                    f"from its newest {generation.newest()} tokens alone.",
                     stacklevel=4,
                 )
             for sample, token in zip(written, generation.next().tolist()):

@@ -42,16 +42,16 @@ def log_likelihoods(model: Model, pairs: Sequence[Pair], batch_size: int = 8) ->
         chosen = order[start : start + batch_size]
         length = len(cut[chosen[0]][0]) - 1
         # Padding comes last, where no token of a causal model sees it.
-        inputs = torch.zeros(len(chosen), length, dtype=torch.int64)
+        inputs = torch.zeros(len(chosen), length, dtype=torch.int64, device="cpu")
         for row, i in enumerate(chosen):
             tokens = cut[i][0]
-            inputs[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
+            inputs[row, : len(tokens) - 1] = torch.tensor(tokens[:-1], device="cpu")
         logits = model(inputs.to(device)).cpu()
         for row, i in enumerate(chosen):
             tokens, scored = cut[i]
             end = len(tokens) - 1
             scores = torch.log_softmax(logits[row, end - scored : end].float(), -1)
-            targets = torch.tensor(tokens[-scored:])
+            targets = torch.tensor(tokens[-scored:], device="cpu")
             likeliest = bool((scores.argmax(-1) == targets).all())
             found[i] = (float(scores.gather(-1, targets[:, None]).sum()), likeliest)
     return found

@@ -38,6 +38,9 @@ class Tokenizer:
     def __init__(self, name: Union[str, "os.PathLike[str]"]):
         self.name = os.fspath(name)
         self._load()
+        # A model is saved and unpickled with it, wherever the process is then.
+        if self.name != "bytes":
+            self.name = os.path.abspath(self.name)
 
     def _load(self) -> None:
         try:
@@ -68,10 +71,10 @@ class Tokenizer:
             raise TypeError(f"text is {shown(text)}, expected text or bytes.")
         data = text.encode() if isinstance(text, str) else text
         # A text without bytes has no buffer.
-        characters = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        characters = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
         tokens: Tensor = self._tokenizer.encode(characters)
         if start and self.start_token is not None:
-            tokens = torch.cat([torch.tensor([self.start_token]), tokens])
+            tokens = torch.cat([tokens.new_tensor([self.start_token]), tokens])
         return tokens
 
     def decode(self, tokens: Union[Tensor, Iterable[int]]) -> str:

@@ -266,7 +266,7 @@ def _answer_place(model: Model, text: str, answer: str) -> Tensor:
     for piece in pieces:
         place.append(at + len(piece) > begin and at < begin + len(wanted))
         at += len(piece)
-    return torch.tensor(place)
+    return torch.tensor(place, device="cpu")
 
 
 def experts(

@@ -75,8 +75,14 @@ class ChannelMixer(FunctionalModule):
         self, x: Tensor, documents: Optional[Tensor] = None, *, auxiliary: Literal[True]
     ) -> Tuple[Tensor, Tensor]: ...
     @overload
+    def forward(self, x: Tensor, documents: Optional[Tensor], auxiliary: Literal[True]) -> Tuple[Tensor, Tensor]: ...
+    @overload
     def forward(
         self, x: Tensor, documents: Optional[Tensor] = None, *, auxiliary: bool
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
+    @overload
+    def forward(
+        self, x: Tensor, documents: Optional[Tensor], auxiliary: bool
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
 
     def forward(

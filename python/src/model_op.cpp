@@ -286,8 +286,9 @@ class GenerationFromPython : public torch::CustomClassHolder {
     explained([&] { tokens = generation_->next(); });
     return tokens;
   }
-  // Positions after which a text is read anew from its newer half.
+  // Positions after which a text is read anew from so many of its newest.
   int64_t most() const { return generation_->most(); }
+  int64_t newest() const { return generation_->newest(); }
 
  private:
   // Runs `work`, whose errors become those of a call of the model.
@@ -419,7 +420,8 @@ TORCH_LIBRARY_FRAGMENT(headloom, m) {
                        const std::vector<Tensor>&, double, int64_t, double, double, double, int64_t,
                        int64_t, const std::string&, const std::string&, int64_t>())
       .def("next", &GenerationFromPython::next)
-      .def("most", &GenerationFromPython::most);
+      .def("most", &GenerationFromPython::most)
+      .def("newest", &GenerationFromPython::newest);
   m.def(
       "model(str spec, Tensor[] params, bool training=False, Tensor? tokens=None, "
       "Tensor? lengths=None, Tensor? documents=None, Tensor? segments=None, Tensor? source=None, "

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "analysis/analysis.h"
 #include "core/text.h"
@@ -61,6 +62,14 @@ std::string of_layers(const std::vector<Tensor>& all) {
       std::count_if(all.begin(), all.end(), [&](const Tensor& t) { return t.size(0) == heads; });
   if (alike == static_cast<int64_t>(all.size())) return "mean over layers";
   return str("mean over the ", alike, " of ", all.size(), " layers with ", counted(heads, "head"));
+}
+
+std::string first_share(const Tensor& captured) {
+  return formatted("%.1f%%", 100 * captured[0].item<double>());
+}
+
+std::string even_share(const Tensor& captured) {
+  return formatted("%.1f%%", 100.0 / static_cast<double>(captured.size(0)));
 }
 
 Figure captured_figure(const Tensor& qk, const Tensor& ov) {
@@ -131,12 +140,22 @@ Findings diversity(const Subject& subject) {
   out.tensors.emplace_back("qk", mean_qk);
   out.tensors.emplace_back("ov", mean_ov);
   out.figures.push_back(captured_figure(mean_qk, mean_ov));
-  out.sentences.push_back(
-      str("The first of ", mean_qk.size(0), " components captures ",
-          formatted("%.1f%%", 100 * mean_qk[0].item<double>()), " of the QK products and ",
-          formatted("%.1f%%", 100 * mean_ov[0].item<double>()), " of the OV products, ",
-          of_layers(qk), "; heads that are all different share it evenly (",
-          formatted("%.1f%%", 100.0 / static_cast<double>(mean_qk.size(0))), ")."));
+  if (mean_qk.size(0) == mean_ov.size(0)) {
+    out.sentences.push_back(str(
+        "The first of ", mean_qk.size(0), " components captures ", first_share(mean_qk),
+        " of the QK products and ", first_share(mean_ov), " of the OV products, ", of_layers(qk),
+        "; heads that are all different share it evenly (", even_share(mean_qk), ")."));
+  } else {  // differential attention: two maps of scores for each head of values
+    for (const auto& [name, mean, layers] :
+         {std::tuple("QK", mean_qk, qk), std::tuple("OV", mean_ov, ov)}) {
+      out.sentences.push_back(str("Of the ", name, " products the first of ", mean.size(0),
+                                  " components captures ", first_share(mean), ", ",
+                                  of_layers(layers),
+                                  "; those that are all different share it "
+                                  "evenly (",
+                                  even_share(mean), ")."));
+    }
+  }
   if (compared > 0) {
     out.sentences.push_back(
         str("On the ", subject.input.images.defined() ? "images" : "text",

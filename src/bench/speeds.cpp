@@ -39,19 +39,37 @@ int64_t micro_batch(const RunConfig& config) {
   return config.train.batch / config.train.accumulate;
 }
 
-StepBench step_of_run(const RunConfig& config, const data::Task& task) {
-  return {config.model, task.train_batch(0, micro_batch(config)), config.train};
+// Steps on each length of training sequences.
+struct StepTime {
+  double seconds = 0;  // of the mean step
+  double peak_bytes = 0;
+};
+
+StepTime time_steps(const RunConfig& config, const data::Task& task, int count, double least = 0) {
+  StepTime out;
+  const std::vector<data::TrainLength> lengths = task.train_lengths();
+  double all = 0;
+  for (const data::TrainLength& part : lengths) all += static_cast<double>(part.sequences);
+  int64_t first = 0;
+  for (const data::TrainLength& part : lengths) {
+    const int64_t middle = first + part.sequences / 2;
+    StepBench step(config.model,
+                   task.train_batch(middle / micro_batch(config), micro_batch(config)),
+                   config.train);
+    const double share = static_cast<double>(part.sequences) / all;
+    out.seconds += share * median_seconds(step, count, least);
+    out.peak_bytes = std::max(out.peak_bytes, step.held_bytes() + peak_bytes([&] { step(); }));
+    first += part.sequences;
+  }
+  return out;
 }
 
 // One round of one model.
 void measure(const RunConfig& config, const data::Task& task, report::Speed& speed) {
-  {
-    StepBench step = step_of_run(config, task);
-    const double seconds = median_seconds(step, kSteps);
-    const auto tokens = static_cast<double>(micro_batch(config) * work_unit(task).per_sequence);
-    speed.train_tokens_per_second.push_back(tokens / seconds);
-    speed.peak_memory_bytes.push_back(step.held_bytes() + peak_bytes([&] { step(); }));
-  }
+  const StepTime step = time_steps(config, task, kSteps);
+  const double tokens = static_cast<double>(micro_batch(config)) * work_unit(task).per_sequence;
+  speed.train_tokens_per_second.push_back(tokens / step.seconds);
+  speed.peak_memory_bytes.push_back(step.peak_bytes);
   seed_all();
   const auto decoder = std::dynamic_pointer_cast<Decoder>(build_model(config.model));
   if (decoder == nullptr || task.goal() != data::Goal::next_token ||
@@ -59,8 +77,8 @@ void measure(const RunConfig& config, const data::Task& task, report::Speed& spe
     return;
   }
   hold_in(config.train.dtype, *decoder);
-  DecodeStep step(decoder, std::max<int64_t>(task.length() / 2, 1), config.train.dtype);
-  speed.decode_tokens_per_second.push_back(1 / median_seconds(step, kTokens));
+  DecodeStep token(decoder, std::max<int64_t>(task.length() / 2, 1), config.train.dtype);
+  speed.decode_tokens_per_second.push_back(1 / median_seconds(token, kTokens));
 }
 
 }  // namespace
@@ -70,9 +88,8 @@ double step_seconds(const RunConfig& config, const data::Task& task) {
     usage_error("'budget' is \"seconds\" and 'train.device' is \"", config.train.device,
                 "\", expected \"cpu\", because steps are timed there alone.");
   }
-  StepBench step = step_of_run(config, task);
-  const double seconds = median_seconds(step, 2 * kSteps, kSecondsOfBudget);
-  return seconds * static_cast<double>(config.train.accumulate);
+  return time_steps(config, task, 2 * kSteps, kSecondsOfBudget).seconds *
+         static_cast<double>(config.train.accumulate);
 }
 
 void measure_speeds(const std::string& folder, int64_t rounds,
@@ -81,7 +98,8 @@ void measure_speeds(const std::string& folder, int64_t rounds,
   for (const report::TaskInfo& info : comparison.tasks) {
     std::vector<TimedModel> models = timed_models(info.name, folder, comparison);
     std::vector<report::Speed> speeds;
-    if (models.empty() || kept.take(info.name, rounds, models, speeds)) continue;
+    if (models.empty() || kept.take(info.name, rounds, models, /*anywhere=*/false, speeds))
+      continue;
     std::fprintf(stderr, "measuring the speed of %zu models on %s\n", models.size(),
                  info.name.c_str());
     const auto task = models[0].config.build_task();

@@ -229,7 +229,7 @@ void write_logits(const EvalArguments& a, Model& model, const data::Task& task, 
                   int64_t most, const std::optional<Pieces>& pieces) {
   at::NoGradGuard no_grad;
   const int64_t count = std::min(most, sequences_in(task, split));
-  const data::Batch first = to_device(split_batch(task, split, 0, count), device_of(model));
+  const data::Batch first = to_device(split_batch(task, split, 0, count), model.device());
   NamedTensors tensors;
   for (const auto& [name, tensor] :
        {std::pair("tokens", first.inputs), std::pair("source", first.source),

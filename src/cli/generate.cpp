@@ -129,7 +129,7 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
     shown[i] += text;
   };
   Clock clock;
-  const Autocast autocast(loaded.config.train.dtype, device_of(*loaded.model).type());
+  const Autocast autocast(loaded.config.train.dtype, loaded.model->device().type());
   Generation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
   const int64_t most = continuation.most(), newest = continuation.newest();

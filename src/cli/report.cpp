@@ -30,7 +30,7 @@ struct ReportArguments {
 
 report::Comparison report_now(const RunReport& runs, const ReportArguments& a) {
   report::Comparison out = runs.read();
-  out.machine = bench::machine_facts();
+  if (out.machine.empty()) out.machine = bench::machine_facts();
   // By its plain name: a page that is passed on has no path of this machine.
   out.command = "headloom report";
   for (const std::string& folder : a.folders) out.command += " " + shell_word(folder);

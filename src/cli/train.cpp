@@ -15,6 +15,7 @@
 #include "distributed/start.h"
 #include "train/device.h"
 #include "train/interrupt.h"
+#include "train/metrics.h"
 #include "train/run_folder.h"
 
 namespace headloom::cli {

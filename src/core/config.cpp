@@ -91,33 +91,13 @@ std::string real_text(double value) {
   return text;
 }
 
-// A value on one line; tables inside arrays or marked inline become inline tables.
-std::string inline_text(const Node& node) {
-  if (node.is_table()) {
-    std::string out = "{";
-    for (const auto& [key, child] : node.table()) {
-      out += (out.size() > 1 ? ", " : " ") + key_text(key) + " = " + inline_text(child);
-    }
-    return out + (out.size() > 1 ? " }" : "}");
-  }
-  if (node.is_array()) {
-    std::string out = "[";
-    for (const Node& item : node.array()) out += (out.size() > 1 ? ", " : "") + inline_text(item);
-    return out + "]";
-  }
-  if (const auto* boolean = std::get_if<bool>(&node.value)) return *boolean ? "true" : "false";
-  if (const auto* integer = std::get_if<int64_t>(&node.value)) return std::to_string(*integer);
-  if (const auto* real = std::get_if<double>(&node.value)) return real_text(*real);
-  return quoted(std::get<std::string>(node.value));
-}
-
 // A table whose children are all plain values and that sits inside an array element is short enough
 // to read best on one line ({ type = "dcmha", heads = 8 }).
 void write_table(std::ostringstream& out, const Node& node, const std::string& path,
                  bool in_array) {
   for (const auto& [key, child] : node.table()) {
     const bool section = (child.is_table() && !in_array) || child.is_table_array();
-    if (!section) out << key_text(key) << " = " << inline_text(child) << "\n";
+    if (!section) out << key_text(key) << " = " << inline_toml(child) << "\n";
   }
   for (const auto& [key, child] : node.table()) {
     const std::string full = path.empty() ? key_text(key) : path + "." + key_text(key);
@@ -202,6 +182,45 @@ std::string to_toml(const Node& root) {
   std::string text = out.str();
   if (!text.empty() && text.front() == '\n') text.erase(0, 1);
   return text;
+}
+
+// Tables inside it become inline tables.
+std::string inline_toml(const Node& node) {
+  if (node.is_table()) {
+    std::string out = "{";
+    for (const auto& [key, child] : node.table()) {
+      out += (out.size() > 1 ? ", " : " ") + key_text(key) + " = " + inline_toml(child);
+    }
+    return out + (out.size() > 1 ? " }" : "}");
+  }
+  if (node.is_array()) {
+    std::string out = "[";
+    for (const Node& item : node.array()) out += (out.size() > 1 ? ", " : "") + inline_toml(item);
+    return out + "]";
+  }
+  if (const auto* boolean = std::get_if<bool>(&node.value)) return *boolean ? "true" : "false";
+  if (const auto* integer = std::get_if<int64_t>(&node.value)) return std::to_string(*integer);
+  if (const auto* real = std::get_if<double>(&node.value)) return real_text(*real);
+  return quoted(std::get<std::string>(node.value));
+}
+
+bool has_below(const Node& root, const std::string& key) {
+  const size_t dot = key.find('.');
+  const Node* const child = root.find(key.substr(0, dot));
+  if (child == nullptr || dot == std::string::npos) return child != nullptr;
+  return child->is_table() && has_below(*child, key.substr(dot + 1));
+}
+
+void set_below(Node& root, const std::string& key, const Node& value) {
+  const size_t dot = key.find('.');
+  if (dot == std::string::npos) {
+    root.set(key, value);
+    return;
+  }
+  const std::string first = key.substr(0, dot);
+  Node* inner = root.find(first);
+  if (inner == nullptr || !inner->is_table()) inner = &root.set(first, Node{});
+  set_below(*inner, key.substr(dot + 1), value);
 }
 
 void apply_override(Node& root, const std::string& assignment) {

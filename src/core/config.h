@@ -1,7 +1,8 @@
 // A configuration as a tree of values that remember where they were written.
 //
 // TOML is parsed into `Node`s (toml++ does the parsing); `Reader` and `Writer` in core/fields.h
-// turn nodes into plain structs and back. Nothing below the command line sees a Node.
+// turn nodes into plain structs and back. Operators, mixers and models see plain structs. The
+// trainer and imports also keep nodes, to change and to merge what a configuration says.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +49,13 @@ Node parse_toml(std::string_view text, const std::string& name);
 Node read_toml(const std::string& path);
 // TOML text of a table: plain values first, then sub-tables, then arrays of tables.
 std::string to_toml(const Node& root);
+// TOML text of any value on one line: what stands after "key = ".
+std::string inline_toml(const Node& value);
+
+// By a path of keys, "model.width", below a table: whether it is there; and sets it, where tables
+// that are missing are made.
+bool has_below(const Node& root, const std::string& key);
+void set_below(Node& root, const std::string& key, const Node& value);
 
 // Applies one `--set` argument, "a.b=value" or "a.0.b=value" (array elements by index). The value
 // is read as TOML and, where that fails, taken as a string.

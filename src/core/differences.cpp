@@ -1,23 +1,9 @@
 #include "core/differences.h"
 
-#include <string_view>
-
 #include "core/error.h"
 
 namespace headloom {
 namespace {
-
-// A value on one line, as TOML has it.
-std::string inline_toml(const Node& value) {
-  Node inner, outer, root;
-  inner.value = Array{value};
-  outer.value = Array{inner};  // in lists of lists tables are on one line too
-  root.set("x", outer);
-  const std::string text = to_toml(root);
-  constexpr size_t kBefore = std::string_view("x = [[").size();
-  constexpr size_t kAround = kBefore + std::string_view("]]\n").size();
-  return text.substr(kBefore, text.size() - kAround);
-}
 
 void compare(const Node* before, const Node* after, const std::string& key,
              std::vector<Difference>& out) {

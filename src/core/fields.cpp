@@ -15,11 +15,7 @@ namespace headloom {
 namespace {
 
 std::string shown(const Node& node) {
-  Node root;
-  root.set("v", node);
-  std::string text = to_toml(root);
-  if (node.is_table() || text.rfind("v = ", 0) != 0) return node.type_name();
-  return text.substr(4, text.size() - 5);
+  return node.is_table() || node.is_table_array() ? node.type_name() : inline_toml(node);
 }
 
 template <typename T>

@@ -1,6 +1,7 @@
 #include "data/examples.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <sstream>
 #include <unordered_set>
@@ -136,24 +137,42 @@ void ExampleTask::keep_lots_in_halves(const std::vector<uint64_t>& lots) {
   }
 }
 
+namespace {
+
+// The first lots, in their order, that have `wanted` examples together. A lot by which they would
+// be more than twice as many is left to training, as the last of all is.
+std::unordered_set<uint64_t> chosen_lots(const std::map<uint64_t, int64_t>& sizes, int64_t wanted) {
+  std::unordered_set<uint64_t> chosen;
+  int64_t held = 0;
+  for (const auto& [lot, size] : sizes) {
+    if (held >= wanted || lot == sizes.rbegin()->first) break;
+    if (held + size > 2 * wanted) continue;
+    chosen.insert(lot);
+    held += size;
+  }
+  if (!chosen.empty()) return chosen;
+  const auto smaller = [](const auto& a, const auto& b) { return a.second < b.second; };
+  return {std::min_element(sizes.begin(), sizes.end(), smaller)->first};
+}
+
+}  // namespace
+
 void ExampleTask::split_by_lot(const std::vector<uint64_t>& lots, size_t first_apart, double share,
-                               const std::string& path, int64_t eval_sequences, uint64_t seed) {
+                               const std::string& path, int64_t eval_sequences, uint64_t seed,
+                               const std::vector<uint64_t>& trained) {
   std::unordered_set<uint64_t> chosen;
   if (first_apart < lots.size()) {
     chosen.insert(lots.begin() + static_cast<int64_t>(first_apart), lots.end());
   } else if (share == 1.0) {
     chosen.insert(lots.begin(), lots.end());
   } else {
-    std::vector<uint64_t> sorted = lots;
-    std::sort(sorted.begin(), sorted.end());
-    const bool differ = !sorted.empty() && sorted.front() != sorted.back();
+    std::map<uint64_t, int64_t> sizes;  // by lot
+    for (const uint64_t lot : trained) ++sizes[lot];
     require(
-        differ, path, ": has ", counted(std::ssize(sorted), "example"),
-        sorted.size() > 1 ? str(", alike in what is read of them (length = ", length_, ")") : "",
+        sizes.size() > 1, path, ": has ", counted(std::ssize(trained), "example"),
+        trained.size() > 1 ? str(", alike in what is read of them (length = ", length_, ")") : "",
         ", expected at least two that differ, to train on and to hold out.");
-    const auto wanted =
-        static_cast<size_t>(held_out_count(static_cast<int64_t>(sorted.size()), share));
-    for (size_t i = 0; i < wanted && sorted[i] != sorted.back(); ++i) chosen.insert(sorted[i]);
+    chosen = chosen_lots(sizes, held_out_count(std::ssize(trained), share));
   }
   std::vector<size_t> train, held_out;
   for (size_t i = 0; i < lots.size(); ++i) {

@@ -18,7 +18,10 @@ struct FileOptions {
   std::optional<std::string> path = {}, held_out_path = {};
   double held_out = 0.1;
   std::string tokenizer = "bytes";
+  // No key: the held-out part is that of examples that are cut to this length; 0: to `length`.
+  int64_t cut_as = 0;
 
+  int64_t split_length() const { return cut_as > 0 ? cut_as : length; }
   // `what` says what stands in the files.
   void fields(Fields& f, const std::string& what);
   std::vector<DataPath> data_paths();
@@ -89,10 +92,12 @@ class ExampleTask : public Task {
              uint64_t seed, const std::vector<uint64_t>& lots = {});
   // The same of examples with lots, where equal lots are never on both sides. Those from number
   // `first_apart` on are held out, and what else has one of their lots is left aside; where there
-  // are none, about `share` of all. Throws Error where a side would be empty, but that nothing is
-  // trained on where `share` is 1.
+  // are none, about `share` of all, chosen among the examples that there were as the run was
+  // trained, whose lots `trained` has. Throws Error where a side would be empty, but that nothing
+  // is trained on where `share` is 1.
   void split_by_lot(const std::vector<uint64_t>& lots, size_t first_apart, double share,
-                    const std::string& path, int64_t eval_sequences, uint64_t seed);
+                    const std::string& path, int64_t eval_sequences, uint64_t seed,
+                    const std::vector<uint64_t>& trained);
 
   // Adds tokens to the hash that is an example's lot: examples that are read alike share one.
   template <typename Tokens>
@@ -133,6 +138,11 @@ struct ExampleSpec : GeneratedSpec {
   Options options;
 
   std::vector<DataPath> data_paths() final { return options.files.data_paths(); }
+  void split_as(const TaskSpec& other) final {
+    if (const auto* same = dynamic_cast<const ExampleSpec*>(&other)) {
+      options.files.cut_as = same->options.files.length;
+    }
+  }
   void hold_out_all() final {
     options.files.held_out = 1.0;
     options.files.held_out_path.reset();

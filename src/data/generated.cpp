@@ -123,7 +123,8 @@ Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
 
 Batch GeneratedTask::batch_of(const std::vector<Sample>& samples) const {
   // Where sequences are drawn in several lengths, those of a batch have mostly the same one.
-  int64_t longest = train_length() == length() ? length() : 0;
+  const std::vector<TrainLength> lengths = train_lengths();
+  int64_t longest = lengths.size() == 1 && lengths[0].length == length() ? length() : 0;
   for (const Sample& sample : samples) {
     longest = std::max(longest, static_cast<int64_t>(sample.inputs.size()));
   }

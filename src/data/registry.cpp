@@ -106,6 +106,36 @@ void check_held_out(int64_t first, int64_t count, int64_t present) {
           first + count, ") were asked for, but there are ", present, ".");
 }
 
+double Task::train_length() const {
+  int64_t sequences = 0, positions = 0;
+  for (const TrainLength& part : train_lengths()) {
+    sequences += part.sequences;
+    positions += part.sequences * part.length;
+  }
+  return static_cast<double>(positions) / static_cast<double>(sequences);
+}
+
+int64_t Task::train_positions(int64_t first, int64_t count) const {
+  const std::vector<TrainLength> lengths = train_lengths();
+  // Of the `number` sequences from 0 on.
+  const auto before = [&](int64_t number) {
+    int64_t sequences = 0, positions = 0;
+    for (const TrainLength& part : lengths) {
+      sequences += part.sequences;
+      positions += part.sequences * part.length;
+    }
+    positions *= number / sequences;
+    int64_t left = number % sequences;
+    for (const TrainLength& part : lengths) {
+      const int64_t taken = std::min(left, part.sequences);
+      positions += taken * part.length;
+      left -= taken;
+    }
+    return positions;
+  };
+  return before(first + count) - before(first);
+}
+
 std::vector<Floor> Task::floors() const {
   std::vector<int64_t> all(static_cast<size_t>(eval_sequences()));
   std::iota(all.begin(), all.end(), int64_t{0});

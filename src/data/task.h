@@ -82,6 +82,12 @@ struct Floor {
   double accuracy;   // expected, in the sense of Task::accuracy()
 };
 
+// So many training sequences in a row have this T.
+struct TrainLength {
+  int64_t length = 0;
+  int64_t sequences = 1;
+};
+
 class Task {
  public:
   virtual ~Task() = default;
@@ -91,8 +97,13 @@ class Task {
   virtual int64_t vocabulary() const = 0;
   // T, of every batch or of the longest; 0 where there are no tokens.
   virtual int64_t length() const = 0;
-  // The mean T of training batches, where they are not all of one length.
-  virtual int64_t train_length() const { return length(); }
+  // The lengths of training sequences in the order in which they come; after the last of them it
+  // begins anew. At least one.
+  virtual std::vector<TrainLength> train_lengths() const { return {{length(), 1}}; }
+  // Their mean.
+  double train_length() const;
+  // The T of `count` training sequences from number `first` on, summed.
+  int64_t train_positions(int64_t first, int64_t count) const;
   // S, of every batch of an encoder-decoder.
   virtual int64_t source_length() const { return 0; }
   // Classes of a label, an image or each token.
@@ -109,6 +120,9 @@ class Task {
   // order. Safe to call from several threads. batch_size >= 1, index >= 0.
   virtual Batch train_batch(int64_t index, int64_t batch_size) const = 0;
 
+  // Held-out sequences of several kinds come in turn: so many in a row have as many of each kind,
+  // also in each half of them (is_test()).
+  virtual int64_t eval_group() const { return 1; }
   // Number of held-out sequences, at least 1.
   virtual int64_t eval_sequences() const = 0;
   // Held-out sequences [first, first + count), which must lie in [0, eval_sequences()). The first n

@@ -84,9 +84,7 @@ Node canonical(ModelConfig config) {
 
 std::string shown(const Node* node) {
   if (node == nullptr) return "absent";
-  if (node->is_table() || node->is_array()) return node->type_name();
-  const std::string line = to_toml(table({{"x", Value(*node)}}));
-  return line.substr(4, line.size() - 5);
+  return node->is_table() || node->is_array() ? node->type_name() : inline_toml(*node);
 }
 
 bool same_value(const Node& a, const Node& b) {

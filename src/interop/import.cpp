@@ -175,7 +175,7 @@ void check_sizes(const Node& node, double width, const std::string& key, const W
 void build(const Node& root, const std::string& path, ImportedModel& result) {
   try {
     result.config = read_run_config(root);
-    WithoutValues no_values;
+    const WithoutValues no_values(/*filled=*/true);
     result.model = build_model(result.config.model);
   } catch (const UsageError& error) {
     usage_error(path, ": ", error.what());

@@ -40,6 +40,10 @@ void check_context_parallel(const LayerShape& shape, const std::string& type, bo
   usage_error(type, " does not read a memory; cross-attention needs an attention mixer.");
 }
 
+[[noreturn]] void refuse_state(const std::string& type) {
+  usage_error(type, " has no state for decoding: it reads whole sequences only.");
+}
+
 // What `make` makes. Its refusals begin with the mixer's name.
 template <typename Make>
 auto made(const std::string& type, const Make& make) {
@@ -84,6 +88,14 @@ int64_t LayerShape::share(const char* option, int64_t count) const {
   usage_error(option, " is ", count, ", which the ", processes(),
               " processes of train.tensor_parallel cannot share equally, expected a multiple of ",
               processes(), ".");
+}
+
+int64_t LayerShape::head_dim(const char* mixer, int64_t heads) const {
+  if (width % heads != 0) {
+    usage_error(mixer, ": heads is ", heads, ", expected a divisor of the model's width = ", width,
+                ".");
+  }
+  return width / heads;
 }
 
 Cost linear_cost(const std::string& part, const std::string& formula,
@@ -175,6 +187,7 @@ std::shared_ptr<Linear> TokenMixer::output_projection() const {
 
 Tensor TokenMixer::extend(const Tensor& x, MixerState& state, const MixerContext& context) {
   check_features(*this, "x", x, width());
+  if (!stateful()) refuse_state(type());
   const int64_t seen = state.batch();
   if (seen != 0 && x.size(0) != seen) {
     usage_error(what(), ": x must have the ", seen, " sequences of the state; it is ", x.sizes(),
@@ -191,7 +204,7 @@ Tensor TokenMixer::next(const Tensor& x, MixerState& state, const MixerContext& 
 }
 
 Tensor TokenMixer::compute_next(const Tensor&, MixerState&, const MixerContext&) {
-  usage_error(type(), " reads whole sequences only and has no state for decoding.");
+  refuse_state(type());
 }
 
 MixerState TokenMixer::build_cross_cache(const Tensor&, const Tensor&) { refuse_memory(type()); }

@@ -54,6 +54,9 @@ struct LayerShape {
   // This process's equal share of `count` heads or units. Throws UsageError, which calls them
   // `option`, where there is none.
   int64_t share(const char* option, int64_t count) const;
+  // The size of each of `heads` heads that fill the width. Throws UsageError naming `mixer` where
+  // they do not.
+  int64_t head_dim(const char* mixer, int64_t heads) const;
 
   // Output projections start smaller so that the residual stream keeps its scale with depth.
   double output_std() const { return init_std / std::sqrt(2.0 * static_cast<double>(depth)); }
@@ -79,7 +82,7 @@ struct MixerContext {
   // Where layers and mixers show what they compute; null: nobody looks. Not while decoding.
   Recording* recording = nullptr;
   // Training: each layer's inputs alone are kept, and its backward computes the layer again.
-  bool checkpoint = false;
+  bool activation_checkpointing = false;
   // The layer's place among all of its model's, an encoder's before its decoder's.
   int64_t layer = 0;
 };

@@ -117,12 +117,19 @@ std::map<std::string, ParameterCut> parameter_cuts(const torch::nn::Module& modu
 }
 
 namespace {
-thread_local int g_without_values = 0;
+thread_local int g_without_values = 0, g_never_filled = 0;
 }  // namespace
 
-WithoutValues::WithoutValues() { ++g_without_values; }
-WithoutValues::~WithoutValues() { --g_without_values; }
+WithoutValues::WithoutValues(bool filled) : filled_(filled) {
+  ++g_without_values;
+  if (!filled_) ++g_never_filled;
+}
+WithoutValues::~WithoutValues() {
+  --g_without_values;
+  if (!filled_) --g_never_filled;
+}
 bool WithoutValues::on() { return g_without_values > 0; }
+bool WithoutValues::never_filled() { return g_never_filled > 0; }
 
 Tensor normal(at::IntArrayRef sizes, double std) {
   const Tensor out = at::empty(sizes);

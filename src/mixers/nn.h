@@ -80,16 +80,22 @@ std::set<std::string> decayed_parameters(const torch::nn::Module& module);
 std::map<std::string, ParameterCut> parameter_cuts(const torch::nn::Module& module);
 
 // While one lives on this thread, normal() and draw_uniform() leave tensors as the allocator gives
-// them, which costs neither time nor memory: for counting the parameters of a model that never
-// runs.
+// them, which costs neither time nor memory: for models whose parameters are counted, read from a
+// file or given by the caller.
 class WithoutValues {
  public:
-  WithoutValues();
+  // `filled`: the module's own parameters get their values later, so they need memory then.
+  explicit WithoutValues(bool filled = false);
   ~WithoutValues();
   WithoutValues(const WithoutValues&) = delete;
   WithoutValues& operator=(const WithoutValues&) = delete;
   // Whether one lives on this thread.
   static bool on();
+  // Whether one lives on this thread whose parameters are never filled.
+  static bool never_filled();
+
+ private:
+  const bool filled_;
 };
 
 // Weights drawn from N(0, std).

@@ -1,3 +1,4 @@
+// Masks of padded batches.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -42,9 +42,15 @@ void check_overflow(const c10::Error& error) {
 }
 
 void check_weights_fit(const torch::nn::Module& module, const char* what) {
+  if (WithoutValues::never_filled()) return;
   double count = parameter_count(module);
   for (const Tensor& b : module.buffers()) count += static_cast<double>(b.numel());
-  check_fits(str(what, " needs"), 4 * count, human_count(count) + " parameters in float32",
+  const auto type = at::get_default_dtype_as_scalartype();
+  const std::string name = type == at::kDouble  ? "float64"
+                           : type == at::kFloat ? "float32"
+                                                : "16 bits";
+  check_fits(str(what, " needs"), static_cast<double>(at::elementSize(type)) * count,
+             str(human_count(count), " parameters in ", name),
              "a smaller width, depth or vocabulary needs less");
 }
 

@@ -145,9 +145,9 @@ Tensor Layers::forward(Tensor x, const MixerContext& context,
       context.recording->put("input", x);
     }
     if (watcher_ != nullptr) watcher_->begin(own.layer, /*backward=*/false);
-    const bool checkpoint = context.checkpoint && context.recording == nullptr &&
-                            at::GradMode::is_enabled() && x.requires_grad();
-    x = checkpoint ? checkpointed(block, x, own) : block->forward(x, own);
+    const bool again = context.activation_checkpointing && context.recording == nullptr &&
+                       at::GradMode::is_enabled() && x.requires_grad();
+    x = again ? checkpointed(block, x, own) : block->forward(x, own);
     if (states != nullptr) own.state->channel.position += count;
     if (watcher_ != nullptr && x.requires_grad()) {
       x.register_hook([watcher = watcher_, layer = own.layer](const Tensor&) {

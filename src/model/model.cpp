@@ -85,7 +85,7 @@ MixerContext ModelInput::context() const {
   out.lengths = lengths;
   out.documents = documents;
   out.auxiliary = auxiliary;
-  out.checkpoint = checkpoint;
+  out.activation_checkpointing = activation_checkpointing;
   out.recording = recording;
   return out;
 }

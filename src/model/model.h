@@ -19,8 +19,9 @@ struct ModelInput {
   Tensor source_lengths = {};  // [B] int64, as lengths
   Tensor images = {};          // [B, channels, height, width]
   AuxiliaryOutputs* auxiliary = nullptr;  // training: what layers leave beside their output
-  bool checkpoint = false;                // training: layers are computed again in the backward
   Recording* recording = nullptr;         // what layers show of their inside
+  // Training: layers keep only their inputs, and the backward computes them again.
+  bool activation_checkpointing = false;
 
   // All of them, defined or not.
   std::array<Tensor*, 7> tensors() {

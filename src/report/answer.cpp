@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -505,188 +506,252 @@ std::string answer(const TaskSummary& t) {
   return out + failures(t.rows, out);
 }
 
-std::string recommendation(const TaskSummary& t) {
-  const TaskInfo& task = *t.task;
-  const Rows results = with_results(t);
-  const Row* baseline = t.baseline();
-  if (results.size() < 2 || baseline->finished == 0) return "";
-  const std::string start = "For " + task.name + " and this budget, ";
-  Rows learned;
-  for (const Row* row : results) {
-    if (row->learning != Learning::kNotLearned) learned.push_back(row);
-  }
-  if (learned.empty())
-    return start + "nothing is recommended, because no model is shown to have learned.";
-  const Row& first = t.rows.front();
-  if (first.learning == Learning::kNotLearned) {
-    return start + "nothing is recommended, because " + full_name(first) +
-           " has the best mean and is not shown to have learned.";
-  }
-  if (learned.size() == 1 && learned[0]->learning == Learning::kLearned) {
-    const Row& alone = *learned[0];
-    std::vector<std::string> caveats = alone.against_baseline.caveats;
-    if (alone.baseline) {
-      for (const Row* other : results) {
-        for (const std::string& caveat : other->against_baseline.caveats) {
-          if (std::find(caveats.begin(), caveats.end(), caveat) == caveats.end()) {
-            caveats.push_back(caveat);
-          }
-        }
-      }
-    }
-    if (!caveats.empty()) {
-      return start + "nothing is recommended, because " + full_name(alone) +
-             " alone is shown to have learned, but not on equal terms: " + list_of(caveats) + ".";
-    }
-    return start + "take " + full_name(alone) + ", because it alone is shown to have learned.";
-  }
-  if (t.best_is_claimed) {
-    const std::string why = results.size() > learned.size()
-                                ? "because it is better than every other model that has "
-                                  "learned."
-                            : t.rows.size() > results.size()
-                                ? "because it is better than every other model that has a result."
-                                : "because it is better than every other model here.";
-    return start + "take " + full_name(first) + ", " + why + for_memory(t, {&first});
-  }
-  Rows better = rows_with(t, Relation::kBetter);
-  const bool claimed = !better.empty();
-  if (!claimed) {
-    const Rows all = rows_with(t, Relation::kLearned);
-    std::copy_if(all.begin(), all.end(), std::back_inserter(better), on_equal_terms);
-    if (better.empty() && !all.empty()) {
-      return start + "nothing is recommended, because " + names(all) +
-             verb(all.size(), " is", " are") + " not compared with the baseline on equal terms.";
-    }
-  }
-  if (better.size() == 1) {
-    return start + "take " + name(*better[0]) +
-           (claimed
-                ? ", because it alone is shown to be better than the baseline " + name(*baseline)
-                : ", because it has learned and the baseline is not shown to have") +
-           "." + for_memory(t, better);
-  }
-  if (better.size() > 1) {
-    return start + "take one of " + names(better) +
-           (claimed ? ", because they are better than the baseline " + name(*baseline)
-                    : ", because they have learned and the baseline is not shown to have") +
-           "; which of them is better is not shown, so that the cheapest may be taken." +
-           cheaper(task, better) + for_memory(t, better);
-  }
-  const Rows ahead = rows_with(t, Relation::kAhead);
-  if (!ahead.empty()) {
-    return start + "nothing is recommended, because " + names(ahead) +
-           (ahead.size() == 1 ? " is" : " are") + " ahead of the baseline " + name(*baseline) +
-           ", but this is no claim.";
-  }
-  const Rows all_tied = rows_with(t, Relation::kNoDifference);
-  Rows tied;
-  std::copy_if(all_tied.begin(), all_tied.end(), std::back_inserter(tied), on_equal_terms);
-  const bool equal = !tied.empty();
-  if (!equal) tied = all_tied;
-  if (!tied.empty()) {
-    double most = 0;
-    for (const Row* row : tied) {
-      most = std::max(most, largest_difference(task, row->against_baseline.difference));
-    }
-    tied.insert(tied.begin(), baseline);
-    const std::string still = " are not separated (a difference to the baseline of up to " +
-                              difference_text(task, most) + " is still possible)";
-    if (!equal) {
-      return start + "nothing is recommended, because " + names(tied) + still +
-             " and not compared on equal terms.";
-    }
-    return start + names(tied) + still + ", so that the cheapest may be taken." +
-           cheaper(task, tied) + for_memory(t, tied);
-  }
-  if (!rows_with(t, Relation::kTooFewSeeds).empty() || baseline->learning == Learning::kNotKnown) {
-    return start + str("nothing is recommended, because a claim takes at least ", kSeedsForClaim,
-                       " seeds.");
-  }
-  return start + "take the baseline " + name(*baseline) +
-         ", because no other model is shown to be better." + for_memory(t, {baseline});
+namespace {
+
+// What the rules of a recommendation look at.
+struct Standing {
+  const TaskSummary& task;
+  const Row& baseline;
+  Rows results, learned;  // `learned`: those that are not known not to have
+
+  const Row& first() const { return task.rows.front(); }
+};
+
+// What a rule says after "For TASK and this budget, ", where it applies.
+using Advice = std::optional<std::string>;
+
+std::string nothing_because(const std::string& why) {
+  return "nothing is recommended, because " + why;
 }
 
-std::string robustness_answer(const TaskSummary& summary, const TaskSummary& again,
-                              const std::string& changes) {
-  const std::string begin = str("Under a second initialisation (", changes, ")");
-  const auto place = [](const TaskSummary& t, const ModelInfo& model) -> const Row& {
-    return *std::find_if(t.rows.begin(), t.rows.end(),
-                         [&](const Row& row) { return row.model->label == model.label; });
-  };
-  std::vector<std::string> before, after, gone;
-  std::vector<std::string> failing;
+Advice where_learning_is_not_shown(const Standing& s) {
+  if (s.learned.empty()) return nothing_because("no model is shown to have learned.");
+  if (s.first().learning != Learning::kNotLearned) return {};
+  return nothing_because(full_name(s.first()) +
+                         " has the best mean and is not shown to have learned.");
+}
+
+Advice where_one_has_learned(const Standing& s) {
+  if (s.learned.size() != 1 || s.learned[0]->learning != Learning::kLearned) return {};
+  const Row& alone = *s.learned[0];
+  std::vector<std::string> caveats = alone.against_baseline.caveats;
+  for (const Row* other : alone.baseline ? s.results : Rows()) {
+    for (const std::string& caveat : other->against_baseline.caveats) {
+      if (std::find(caveats.begin(), caveats.end(), caveat) == caveats.end()) {
+        caveats.push_back(caveat);
+      }
+    }
+  }
+  if (!caveats.empty()) {
+    return nothing_because(
+        full_name(alone) +
+        " alone is shown to have learned, but not on equal terms: " + list_of(caveats) + ".");
+  }
+  return "take " + full_name(alone) + ", because it alone is shown to have learned.";
+}
+
+Advice where_one_is_the_best(const Standing& s) {
+  if (!s.task.best_is_claimed) return {};
+  const char* const others = s.results.size() > s.learned.size()     ? " that has learned."
+                             : s.task.rows.size() > s.results.size() ? " that has a result."
+                                                                     : " here.";
+  return "take " + full_name(s.first()) + ", because it is better than every other model" + others +
+         for_memory(s.task, {&s.first()});
+}
+
+Advice where_some_are_better(const Standing& s) {
+  Rows better = rows_with(s.task, Relation::kBetter);
+  const bool claimed = !better.empty();
+  if (!claimed) {
+    const Rows all = rows_with(s.task, Relation::kLearned);
+    std::copy_if(all.begin(), all.end(), std::back_inserter(better), on_equal_terms);
+    if (better.empty() && !all.empty()) {
+      return nothing_because(names(all) + verb(all.size(), " is", " are") +
+                             " not compared with the baseline on equal terms.");
+    }
+  }
+  if (better.empty()) return {};
+  const std::string baseline = name(s.baseline);
+  if (better.size() == 1) {
+    return "take " + name(*better[0]) +
+           (claimed ? ", because it alone is shown to be better than the baseline " + baseline
+                    : ", because it has learned and the baseline is not shown to have") +
+           "." + for_memory(s.task, better);
+  }
+  return "take one of " + names(better) +
+         (claimed ? ", because they are better than the baseline " + baseline
+                  : ", because they have learned and the baseline is not shown to have") +
+         "; which of them is better is not shown, so that the cheapest may be taken." +
+         cheaper(*s.task.task, better) + for_memory(s.task, better);
+}
+
+Advice where_some_are_ahead(const Standing& s) {
+  const Rows ahead = rows_with(s.task, Relation::kAhead);
+  if (ahead.empty()) return {};
+  return nothing_because(names(ahead) + verb(ahead.size(), " is", " are") +
+                         " ahead of the baseline " + name(s.baseline) + ", but this is no claim.");
+}
+
+Advice where_some_are_not_separated(const Standing& s) {
+  const Rows all = rows_with(s.task, Relation::kNoDifference);
+  if (all.empty()) return {};
+  Rows tied;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(tied), on_equal_terms);
+  const bool equal = !tied.empty();
+  if (!equal) tied = all;
+  double most = 0;
+  for (const Row* row : tied) {
+    most = std::max(most, largest_difference(*s.task.task, row->against_baseline.difference));
+  }
+  tied.insert(tied.begin(), &s.baseline);
+  const std::string still = names(tied) +
+                            " are not separated (a difference to the baseline of up to " +
+                            difference_text(*s.task.task, most) + " is still possible)";
+  if (!equal) return nothing_because(still + " and not compared on equal terms.");
+  return still + ", so that the cheapest may be taken." + cheaper(*s.task.task, tied) +
+         for_memory(s.task, tied);
+}
+
+Advice where_seeds_are_too_few(const Standing& s) {
+  if (rows_with(s.task, Relation::kTooFewSeeds).empty() &&
+      s.baseline.learning != Learning::kNotKnown) {
+    return {};
+  }
+  return nothing_because(str("a claim takes at least ", kSeedsForClaim, " seeds."));
+}
+
+Advice otherwise_the_baseline(const Standing& s) {
+  return "take the baseline " + name(s.baseline) +
+         ", because no other model is shown to be better." + for_memory(s.task, {&s.baseline});
+}
+
+}  // namespace
+
+std::string recommendation(const TaskSummary& t) {
+  Standing s{.task = t, .baseline = *t.baseline(), .results = with_results(t), .learned = {}};
+  if (s.results.size() < 2 || s.baseline.finished == 0) return "";
+  for (const Row* row : s.results) {
+    if (row->learning != Learning::kNotLearned) s.learned.push_back(row);
+  }
+  for (const auto rule : {where_learning_is_not_shown, where_one_has_learned, where_one_is_the_best,
+                          where_some_are_better, where_some_are_ahead, where_some_are_not_separated,
+                          where_seeds_are_too_few, otherwise_the_baseline}) {
+    if (const Advice advice = rule(s))
+      return "For " + t.task->name + " and this budget, " + *advice;
+  }
+  return "";
+}
+
+namespace {
+
+const Row& row_for(const TaskSummary& t, const ModelInfo& model) {
+  return *std::find_if(t.rows.begin(), t.rows.end(),
+                       [&](const Row& row) { return row.model->label == model.label; });
+}
+
+// Why nothing can be said of a second initialisation; empty where every run has a result.
+std::string missing_results(const TaskSummary& summary, const TaskSummary& again) {
   bool unfinished = false;
   int failed = 0;
+  std::vector<std::string> failing;
   for (const Row& row : again.rows) {
-    const Row& first = place(summary, *row.model);
-    for (const Row* of : {&row, &first}) {
-      unfinished |= of->finished + of->failed < of->planned;
-    }
+    const Row& first = row_for(summary, *row.model);
+    for (const Row* of : {&row, &first}) unfinished |= of->finished + of->failed < of->planned;
     failed += row.failed + first.failed;
-    if (row.failed + first.failed > 0) failing.push_back("`" + row.model->label + "`");
-    after.push_back("`" + row.model->label + "`");
+    if (row.failed + first.failed > 0) failing.push_back(name(row));
   }
-  if (unfinished || !failing.empty()) {
-    return str(begin, " it is not known whether the results hold, because ",
-               unfinished    ? "not every run has finished."
-               : failed == 1 ? str("a run of ", join(failing), " failed.")
-                             : str("runs of ", join(failing), " failed."));
-  }
-  const auto none_has_learned = [](const TaskSummary& t) {
-    return std::all_of(t.rows.begin(), t.rows.end(),
-                       [](const Row& row) { return row.learning == Learning::kNotLearned; });
-  };
-  if (none_has_learned(summary) && none_has_learned(again)) {
-    return begin + " no model is shown to have learned, as under the first.";
-  }
-  int claims = 0;
+  if (unfinished) return "not every run has finished.";
+  if (failing.empty()) return "";
+  return failed == 1 ? str("a run of ", join(failing), " failed.")
+                     : str("runs of ", join(failing), " failed.");
+}
+
+// What is claimed of the first initialisation, and what of it does not hold under the second.
+struct Claims {
+  int made = 0;
+  std::vector<std::string> gone = {};
+};
+
+Claims claims_of(const TaskSummary& summary, const TaskSummary& again) {
+  Claims out;
   for (const Row& row : summary.rows) {
-    before.push_back("`" + row.model->label + "`");
     const Relation relation = row.against_baseline.relation;
     // Where the baseline has not learned, the relation says it.
     if (row.learning == Learning::kLearned && relation != Relation::kLearned) {
-      ++claims;
-      const Learning now = place(again, *row.model).learning;
+      ++out.made;
+      const Learning now = row_for(again, *row.model).learning;
       if (now != Learning::kLearned) {
-        gone.push_back(str("that `", row.model->label, "` has learned",
-                           now == Learning::kNotKnown ? " (then unknown)" : ""));
+        out.gone.push_back(str("that ", name(row), " has learned",
+                               now == Learning::kNotKnown ? " (then unknown)" : ""));
       }
     }
     const bool claim = relation == Relation::kBetter || relation == Relation::kWorse ||
                        relation == Relation::kLearned;
     if (row.baseline || !claim) continue;
-    ++claims;
-    const Relation now = place(again, *row.model).against_baseline.relation;
+    ++out.made;
+    const Relation now = row_for(again, *row.model).against_baseline.relation;
     if (now == relation) continue;
-    gone.push_back(str("`", row.model->label, "` (", relation_text(relation), ", then ",
-                       now == Relation::kNoResult ? "unknown" : relation_text(now), ")"));
+    out.gone.push_back(str(name(row), " (", relation_text(relation), ", then ",
+                           now == Relation::kNoResult ? "unknown" : relation_text(now), ")"));
   }
   // Of two models the claim against the baseline says which is the best.
   if (summary.best_is_claimed && summary.rows.size() > 2) {
-    ++claims;
-    if (!again.best_is_claimed || before.front() != after.front()) {
-      gone.push_back(str("that ", before.front(), " is the best"));
+    ++out.made;
+    const Row& best = summary.rows.front();
+    if (!again.best_is_claimed || best.model->label != again.rows.front().model->label) {
+      out.gone.push_back(str("that ", name(best), " is the best"));
     }
   }
-  // Models with equal results have no order that could change.
-  const auto order = [&](const TaskSummary& t, const Row& a, const Row& b) {
-    const double first = place(t, *a.model).quality.mean;
-    const double second = place(t, *b.model).quality.mean;
+  return out;
+}
+
+// Models with equal results have no order that could change.
+bool same_order(const TaskSummary& summary, const TaskSummary& again) {
+  const auto order = [](const TaskSummary& t, const Row& a, const Row& b) {
+    const double first = row_for(t, *a.model).quality.mean;
+    const double second = row_for(t, *b.model).quality.mean;
     return (first > second) - (first < second);
   };
-  bool same = true;
   for (const Row& a : again.rows) {
-    for (const Row& b : again.rows) same &= order(summary, a, b) * order(again, a, b) >= 0;
+    for (const Row& b : again.rows) {
+      if (order(summary, a, b) * order(again, a, b) < 0) return false;
+    }
   }
-  std::string out = begin;
-  out += same ? " the ranking holds"
-              : str(" the ranking is ", join(after), " instead of ", join(before));
-  if (claims == 0)
+  return true;
+}
+
+bool nobody_has_learned(const TaskSummary& t) {
+  return std::all_of(t.rows.begin(), t.rows.end(),
+                     [](const Row& row) { return row.learning == Learning::kNotLearned; });
+}
+
+std::string names_of(const TaskSummary& t) {
+  std::vector<std::string> out;
+  for (const Row& row : t.rows) out.push_back(name(row));
+  return join(out);
+}
+
+}  // namespace
+
+std::string robustness_answer(const TaskSummary& summary, const TaskSummary& again,
+                              const std::string& changes) {
+  const std::string begin = str("Under a second initialisation (", changes, ")");
+  if (const std::string why = missing_results(summary, again); !why.empty()) {
+    return begin + " it is not known whether the results hold, because " + why;
+  }
+  if (nobody_has_learned(summary) && nobody_has_learned(again)) {
+    return begin + " no model is shown to have learned, as under the first.";
+  }
+  const bool same = same_order(summary, again);
+  std::string out =
+      begin + (same ? " the ranking holds"
+                    : str(" the ranking is ", names_of(again), " instead of ", names_of(summary)));
+  const auto [claims, gone] = claims_of(summary, again);
+  if (claims == 0) {
     return out + (same ? ", and" : ";") + " there was no claim that could fail to hold.";
-  const bool all = gone.empty();
-  out += same == all ? ", and " : ", but ";
-  if (all) {
+  }
+  out += same == gone.empty() ? ", and " : ", but ";
+  if (gone.empty()) {
     return out + (claims == 1   ? "the one claim holds."
                   : claims == 2 ? "both claims hold."
                                 : str("all ", claims, " claims hold."));

@@ -111,6 +111,23 @@ std::string band_note(const TaskSummary& t) {
                  : "";
 }
 
+// What the last points of lines are that end where all runs have an evaluation. Runs that stop
+// early or that a budget gives other steps go on beyond that.
+std::string ends_of(const TaskSummary& t, bool of_each_model) {
+  std::set<std::pair<const Row*, double>> ends;
+  std::set<const Row*> rows;
+  for (const Row& row : t.rows) {
+    const Row* const group = of_each_model ? &row : nullptr;
+    for (const Run* run : row.runs) {
+      if (!has_result(*run) || run->points.empty()) continue;
+      rows.insert(group);
+      ends.emplace(group, std::round(run->points.back().tokens));
+    }
+  }
+  return ends.size() == rows.size() ? "At the end of training: "
+                                    : "At the last evaluation that all runs have: ";
+}
+
 Chart curve_chart(const Comparison& c, const TaskSummary& t, Along along, double Point::* y,
                   const std::string& what, bool fraction) {
   LineChart chart;
@@ -133,7 +150,7 @@ Chart curve_chart(const Comparison& c, const TaskSummary& t, Along along, double
     const double v = line.points.back().y;
     ends.push_back(line.label + " " + (fraction ? percent(v) : fixed(v, 3)));
   }
-  chart.description = "At the end of training: " + list_of(ends);
+  chart.description = ends_of(t, /*of_each_model=*/true) + list_of(ends);
   Chart out = one(draw(chart), "<b>" + escape(capitalized(what)) +
                                    "</b> on held-out data against " + escape(chart.x.label) + ".");
   if (along == Along::kTokens) out.caption += escape(band_note(t));
@@ -288,7 +305,7 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
   if (t.task->percent) chart.y.unit = Unit::kPoints;
   chart.levels.push_back({"", 0});
   chart.title = "Difference in " + t.task->metric + " to " + base + " on " + t.task->name;
-  chart.description = "At the end of training: ";
+  chart.description = ends_of(t, /*of_each_model=*/false);
   std::vector<std::string> ends;
   for (const Line& line : chart.lines) {
     if (line.points.empty()) continue;

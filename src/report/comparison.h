@@ -100,9 +100,9 @@ struct TaskInfo {
   // Every option of the task and its value, as the config has them: ("length", "64"). Tasks that
   // differ in a number alone have figures over it.
   Setting options{};
-  // The task that this one is a size of ([[sizes]]); empty without sizes. Tasks of one ladder
+  // The task that this one is a size of ([[sizes]]); empty without sizes. Tasks of one series
   // differ in the models' sizes and in training alone.
-  std::string ladder{};
+  std::string size_of{};
   // Of a task that has the name of another but for a number: "differs from `text` in `tokenizer`
   // (...)"; else empty.
   std::string apart{};
@@ -135,7 +135,8 @@ struct Build {
   std::string model{};
   std::string task{};
   int64_t parameters = -1;
-  double flops_per_token = kUnknown;        // forward, matrix products and attention
+  double flops_per_token = kUnknown;        // of training, forward: products and attention; of an
+                                            // image's patch
   double flops_per_unit = kUnknown;         // the same, of what Point::tokens counts
   double state_bytes_per_token = kUnknown;  // decoding state that each token of context adds
   double measured_state_bytes_per_token = kUnknown;  // the same, of a state that read a text

@@ -29,8 +29,8 @@ std::string signed_text(double value, const std::string& size) {
   return (value < 0 ? "−" : "+") + size;
 }
 
-std::string percent(double fraction, int decimals) {
-  return std::isfinite(fraction) ? fixed(100 * fraction, decimals) + "%" : kDash;
+std::string percent(double fraction) {
+  return std::isfinite(fraction) ? fixed(100 * fraction, 1) + "%" : kDash;
 }
 
 std::string times(double ratio) {

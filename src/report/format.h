@@ -17,11 +17,12 @@ std::string fixed(double value, int decimals);
 // digit that is not 0.
 std::string signed_text(double value, const std::string& size);
 // 0.125 -> "12.5%".
-std::string percent(double fraction, int decimals = 1);
+std::string percent(double fraction);
 // 0.61 -> "0.61×", 12.3 -> "12.3×", 123.4 -> "123×".
 std::string times(double ratio);
 // 1234567 -> "1.23M", unknown or negative -> dash.
 std::string count(double value);
+// 1536 -> "1.5 KiB", unknown or negative -> dash.
 std::string bytes(double value);
 // 12345 -> "12,345"; what people compare digit by digit.
 std::string grouped(double value);

@@ -202,7 +202,7 @@ std::string task_id(const Comparison& c, const TaskInfo& task) {
 }
 
 std::string contents(const Comparison& c, const std::vector<TaskGroup>& groups,
-                     const std::vector<Ladder>& scaling) {
+                     const std::vector<SizeSeries>& scaling) {
   std::string out;
   const auto link = [](const std::string& id, const std::string& text) {
     return element("li", "", "<a href=\"#" + id + "\">" + escape(text) + "</a>");
@@ -284,8 +284,8 @@ std::string group_section(const Comparison& c, const TaskGroup& group, size_t nu
 }
 
 // The sizes of one task together.
-std::string scaling_section(const Comparison& c, const Ladder& ladder, size_t number) {
-  const auto lines = scaling_table(ladder);
+std::string scaling_section(const Comparison& c, const SizeSeries& series, size_t number) {
+  const auto lines = scaling_table(series);
   std::string head, body;
   for (const std::string& title : lines[0]) {
     head += element("th scope=\"col\"", title == "model" ? "model" : "", escape(title));
@@ -298,15 +298,15 @@ std::string scaling_section(const Comparison& c, const Ladder& ladder, size_t nu
     }
     body += element("tr", "", line) + "\n";
   }
-  const std::string caption = "Scaling laws on " + ladder.name;
+  const std::string caption = "Scaling laws on " + series.name;
   return element("section", "task",
                  element(str("h2 id=\"scaling-", number, "\""), "",
-                         escape("Scaling on " + ladder.name)) +
+                         escape("Scaling on " + series.name)) +
                      scroll(caption, "<table class=\"results\">" +
                                          element("caption", "", escape(caption)) + "<thead>" +
                                          element("tr", "", head) + "</thead>\n<tbody>\n" + body +
                                          "</tbody></table>") +
-                     element("div", "figures", figure(scaling_chart(c, ladder)))) +
+                     element("div", "figures", figure(scaling_chart(c, series)))) +
          "\n";
 }
 
@@ -516,7 +516,7 @@ std::string to_html(const Comparison& c) {
   }
   std::string answers, sections;
   const std::vector<TaskGroup> groups = task_groups(summary);
-  const std::vector<Ladder> scaling = ladders(c, summary);
+  const std::vector<SizeSeries> scaling = size_series(c, summary);
   for (size_t i = 0; i < scaling.size(); ++i) {
     answers += element("p", "", rich(scaling[i].answer)) + "\n";
     sections += scaling_section(c, scaling[i], i + 1);

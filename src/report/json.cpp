@@ -136,31 +136,31 @@ Json to_json(const PowerLaw& law) {
           {"error", number(law.error)}};
 }
 
-Json to_json(const Ladder& ladder) {
+Json to_json(const SizeSeries& series) {
   Json models = Json::array();
-  for (const FamilyFit& family : ladder.families) {
-    Json rungs = Json::array();
-    for (size_t i = 0; i < family.rungs.size(); ++i) {
-      const Rung& rung = family.rungs[i];
-      rungs.push_back({{"task", rung.task->task->name},
-                       {"parameters", number(rung.parameters)},
-                       {"tokens", number(rung.tokens)},
-                       {"flops", number(rung.compute)},
-                       {"loss", number(rung.loss())},
-                       {"seeds", rung.losses.size()}});
+  for (const FamilyFit& family : series.families) {
+    Json points = Json::array();
+    for (size_t i = 0; i < family.points.size(); ++i) {
+      const SizePoint& point = family.points[i];
+      points.push_back({{"task", point.task->task->name},
+                        {"parameters", number(point.parameters)},
+                        {"tokens", number(point.tokens)},
+                        {"flops", number(point.compute)},
+                        {"loss", number(point.loss())},
+                        {"seeds", point.losses.size()}});
       if (i >= family.worth.size()) continue;
-      rungs.back()["compute_worth"] = number(family.worth[i].factor);
-      rungs.back()["compute_worth_interval"] = to_json(family.worth[i].interval);
+      points.back()["compute_worth"] = number(family.worth[i].factor);
+      points.back()["compute_worth_interval"] = to_json(family.worth[i].interval);
     }
     models.push_back({{"model", family.model->label},
-                      {"sizes", std::move(rungs)},
+                      {"sizes", std::move(points)},
                       {"compute_law", to_json(family.law)},
                       {"floor_interval", to_json(family.floor)},
                       {"exponent_interval", to_json(family.exponent)},
                       {"exponent_at_bound", family.searched().at_bound()},
                       {"size_and_data_law", to_json(family.surface)}});
   }
-  return {{"task", ladder.name}, {"answer", ladder.answer}, {"models", std::move(models)}};
+  return {{"task", series.name}, {"answer", series.answer}, {"models", std::move(models)}};
 }
 
 }  // namespace
@@ -204,7 +204,8 @@ std::string to_json(const Comparison& comparison) {
     sweep.back()["task"] = run.task;
   }
   Json scaling = Json::array();
-  for (const Ladder& ladder : ladders(comparison, summary)) scaling.push_back(to_json(ladder));
+  for (const SizeSeries& series : size_series(comparison, summary))
+    scaling.push_back(to_json(series));
   Json machine = Json::object();
   for (const auto& [key, value] : comparison.machine) machine[key] = value;
   Json out{{"title", comparison.title},

@@ -54,36 +54,36 @@ struct CommonSeeds {
   }
 };
 
-std::vector<Rung> rungs_of(const std::vector<const TaskSummary*>& tasks, const CommonSeeds& seeds,
-                           const ModelInfo& model) {
-  std::vector<Rung> rungs;
+std::vector<SizePoint> points_of(const std::vector<const TaskSummary*>& tasks,
+                                 const CommonSeeds& seeds, const ModelInfo& model) {
+  std::vector<SizePoint> points;
   for (const TaskSummary* task : tasks) {
     for (const Row& row : task->rows) {
       if (row.model != &model || row.build == nullptr) continue;
-      Rung rung{
+      SizePoint point{
           .task = task, .parameters = static_cast<double>(row.build->parameters), .tokens = 0};
       for (const Run* run : row.runs) {
         if (!can_be_fitted(*run) || !seeds.of.at(task).contains(run->seed)) continue;
         const Point& last = run->points.back();
-        rung.tokens += last.tokens;
-        rung.losses.emplace_back(run->seed, last.loss);
+        point.tokens += last.tokens;
+        point.losses.emplace_back(run->seed, last.loss);
       }
       // The seeds end at different tokens where training stops at an accuracy.
-      if (!rung.losses.empty()) rung.tokens /= static_cast<double>(rung.losses.size());
-      rung.compute = 3 * row.build->flops_per_unit * rung.tokens;
-      if (rung.losses.empty() || !(rung.compute > 0) || !(rung.parameters > 0)) continue;
-      rungs.push_back(std::move(rung));
+      if (!point.losses.empty()) point.tokens /= static_cast<double>(point.losses.size());
+      point.compute = 3 * row.build->flops_per_unit * point.tokens;
+      if (point.losses.empty() || !(point.compute > 0) || !(point.parameters > 0)) continue;
+      points.push_back(std::move(point));
     }
   }
-  std::sort(rungs.begin(), rungs.end(),
-            [](const Rung& a, const Rung& b) { return a.compute < b.compute; });
-  return rungs;
+  std::sort(points.begin(), points.end(),
+            [](const SizePoint& a, const SizePoint& b) { return a.compute < b.compute; });
+  return points;
 }
 
 // Numbers that differ by more than 1%.
-size_t distinct(const std::vector<Rung>& rungs, double Rung::* number) {
+size_t distinct(const std::vector<SizePoint>& points, double SizePoint::* number) {
   std::vector<double> values;
-  for (const Rung& rung : rungs) values.push_back(rung.*number);
+  for (const SizePoint& point : points) values.push_back(point.*number);
   std::sort(values.begin(), values.end());
   size_t count = values.empty() ? 0 : 1;
   for (size_t i = 1; i < values.size(); ++i) count += values[i] > 1.01 * values[i - 1];
@@ -91,28 +91,29 @@ size_t distinct(const std::vector<Rung>& rungs, double Rung::* number) {
 }
 
 // Whether sizes and budgets vary by themselves, so that both exponents can be told apart.
-bool is_grid(const std::vector<Rung>& rungs) {
-  const size_t sizes = distinct(rungs, &Rung::parameters), budgets = distinct(rungs, &Rung::tokens);
+bool is_grid(const std::vector<SizePoint>& points) {
+  const size_t sizes = distinct(points, &SizePoint::parameters),
+               budgets = distinct(points, &SizePoint::tokens);
   return sizes >= 3 && budgets >= 3 &&
-         rungs.size() >= std::max({size_t{6}, sizes + 1, budgets + 1});
+         points.size() >= std::max({size_t{6}, sizes + 1, budgets + 1});
 }
 
-// The loss against compute, given the loss of every rung. On a grid it is the frontier.
-PowerLaw fit(const std::vector<Rung>& rungs, const std::vector<double>& losses, int steps,
+// The loss against compute, given the loss at every size. On a grid it is the frontier.
+PowerLaw fit(const std::vector<SizePoint>& points, const std::vector<double>& losses, int steps,
              PowerLaw* surface = nullptr) {
-  std::vector<std::vector<double>> points;
-  if (is_grid(rungs)) {
+  std::vector<std::vector<double>> inputs;
+  if (is_grid(points)) {
     double k = 0;  // FLOPs for each parameter and token
-    for (const Rung& rung : rungs) {
-      points.push_back({rung.parameters, rung.tokens});
-      k += rung.compute / (rung.parameters * rung.tokens) / static_cast<double>(rungs.size());
+    for (const SizePoint& point : points) {
+      inputs.push_back({point.parameters, point.tokens});
+      k += point.compute / (point.parameters * point.tokens) / static_cast<double>(points.size());
     }
-    const PowerLaw law = fit_power_law(points, losses, steps);
+    const PowerLaw law = fit_power_law(inputs, losses, steps);
     if (surface != nullptr) *surface = law;
     return frontier(law, k);
   }
-  for (const Rung& rung : rungs) points.push_back({rung.compute});
-  return fit_power_law(points, losses, steps);
+  for (const SizePoint& point : points) inputs.push_back({point.compute});
+  return fit_power_law(inputs, losses, steps);
 }
 
 Interval interval_of(std::vector<double> values) {
@@ -124,11 +125,11 @@ Interval interval_of(std::vector<double> values) {
   return {at(0.025), at(0.975)};
 }
 
-// The compute down to which, and up to which, the fit to these rungs is trusted: a rung further, of
-// which the distance is the mean of those between rungs.
-std::pair<double, double> trusted(const std::vector<Rung>& rungs) {
-  const double first = rungs.front().compute, last = rungs.back().compute;
-  const auto steps = static_cast<double>(distinct(rungs, &Rung::compute) - 1);
+// The compute down to which, and up to which, the fit to these sizes is trusted: a size further, of
+// which the distance is the mean of those between sizes.
+std::pair<double, double> trusted(const std::vector<SizePoint>& points) {
+  const double first = points.front().compute, last = points.back().compute;
+  const auto steps = static_cast<double>(distinct(points, &SizePoint::compute) - 1);
   const double step = std::pow(last / first, 1 / steps);
   return {first / step, last * step};
 }
@@ -147,26 +148,26 @@ double worth_of(double loss, double compute, const PowerLaw& baseline,
 // wide.
 double misfit(const FamilyFit& family) {
   const PowerLaw& law = family.searched();
-  const auto points = static_cast<double>(family.rungs.size());
+  const auto points = static_cast<double>(family.points.size());
   const double unknowns = 1 + 2 * static_cast<double>(law.factors.size());
   return law.error * std::sqrt(points / std::max(points - unknowns, 1.0));
 }
 
 bool known(const Interval& interval) { return !std::isnan(interval.low); }
 
-// The law of every family, fitted to one draw of seeds with replacement for each rung.
+// The law of every family, fitted to one draw of seeds with replacement for each size.
 using Replicate = std::vector<PowerLaw>;
 
-// Empty where a rung has too few seeds for a claim: draws of a few say too little of others. The
-// mean of n drawn ones varies less than that of n others, by the square root of (n - 1) / n. It also
-// varies like a normal number, where n seeds ask for Student's t. Both factors widen its distance
-// from the mean of all.
+// Empty where a size has too few seeds for a claim: draws of a few say too little of others. The
+// mean of n drawn ones varies less than that of n others, by the square root of (n - 1) / n. It
+// also varies like a normal number, where n seeds ask for Student's t. Both factors widen its
+// distance from the mean of all.
 std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const CommonSeeds& common) {
   std::vector<Replicate> out;
   std::mt19937_64 random(1);
   for (const FamilyFit& family : families) {
-    for (const Rung& rung : family.rungs) {
-      if (common.of.at(rung.task).size() < kSeedsForClaim) return out;
+    for (const SizePoint& point : family.points) {
+      if (common.of.at(point.task).size() < kSeedsForClaim) return out;
     }
   }
   std::map<const TaskSummary*, double> wider;
@@ -185,21 +186,21 @@ std::vector<Replicate> resample(const std::vector<FamilyFit>& families, const Co
     Replicate replicate;
     for (const FamilyFit& family : families) {
       std::vector<double> losses;
-      for (const Rung& rung : family.rungs) {
+      for (const SizePoint& point : family.points) {
         double sum = 0;
         int count = 0;
-        for (const int64_t seed : drawn[rung.task]) {
-          for (const auto& [of, loss] : rung.losses) {
+        for (const int64_t seed : drawn[point.task]) {
+          for (const auto& [of, loss] : point.losses) {
             if (of != seed) continue;
             sum += loss;
             ++count;
           }
         }
-        const double mean = rung.loss();
-        losses.push_back(mean + (sum / count - mean) * wider.at(rung.task));
+        const double mean = point.loss();
+        losses.push_back(mean + (sum / count - mean) * wider.at(point.task));
       }
       replicate.push_back(family.law.factors.empty() ? PowerLaw{}
-                                                     : fit(family.rungs, losses, kReplicateGrid));
+                                                     : fit(family.points, losses, kReplicateGrid));
     }
     out.push_back(std::move(replicate));
   }
@@ -240,22 +241,22 @@ std::string why_without_law(const FamilyFit& f) {
          ", so that no size is the best for a given compute";
 }
 
-std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled) {
+std::string answer_of(const Comparison& c, const SizeSeries& series, bool resampled) {
   const FamilyFit* base = nullptr;
   std::vector<std::string> short_of;
-  for (const FamilyFit& f : ladder.families) {
+  for (const FamilyFit& f : series.families) {
     if (f.model == &c.models.front()) base = &f;
     if (f.searched().factors.empty() && !f.off_grid) short_of.push_back("`" + f.model->label + "`");
   }
-  std::string out = "On " + ladder.name + ", ";
+  std::string out = "On " + series.name + ", ";
   if (!short_of.empty()) {
     return out + "no scaling law is fitted for " + list_of(short_of) + ", as this takes " +
-           str(kRungsForFit) + " sizes with results that differ in compute.";
+           str(kSizesForFit) + " sizes with results that differ in compute.";
   }
   if (base == nullptr) return out + "the baseline has no result.";
   if (base->law.factors.empty()) return out + why_without_law(*base) + ".";
   std::vector<std::string> said;
-  for (const FamilyFit& f : ladder.families) {
+  for (const FamilyFit& f : series.families) {
     if (&f == base) continue;
     if (f.law.factors.empty()) {
       said.push_back(why_without_law(f));
@@ -263,10 +264,10 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
     }
     const Equivalence& top = f.worth.back();
     const std::string name = "`" + f.model->label + "`";
-    const std::string at = flops_text(f.rungs.back().compute);
+    const std::string at = flops_text(f.points.back().compute);
     if (std::isnan(top.factor)) {
       const std::string of_base = "`" + base->model->label + "`";
-      const bool never = f.law.at({f.rungs.back().compute}) <= base->law.floor;
+      const bool never = f.law.at({f.points.back().compute}) <= base->law.floor;
       const std::string reason =
           !base->law.falls(0) ? "the loss of " + of_base + " does not fall with the compute"
           : never             ? "the fit of " + of_base + " stays above that loss"
@@ -297,8 +298,8 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
   }
   double error = 0;
   const bool grid = !base->surface.factors.empty();
-  for (const FamilyFit& f : ladder.families) error = std::max(error, f.searched().error);
-  if (base->rungs.size() == kRungsForFit && error < kExact) {
+  for (const FamilyFit& f : series.families) error = std::max(error, f.searched().error);
+  if (base->points.size() == kSizesForFit && error < kExact) {
     out +=
         " With three sizes the curves pass through every mean, so that nothing tests their form.";
   } else {
@@ -311,7 +312,7 @@ std::string answer_of(const Comparison& c, const Ladder& ladder, bool resampled)
 
 }  // namespace
 
-double Rung::loss() const {
+double SizePoint::loss() const {
   double sum = 0;
   for (const auto& [seed, loss] : losses) sum += loss;
   return losses.empty() ? kUnknown : sum / static_cast<double>(losses.size());
@@ -319,26 +320,26 @@ double Rung::loss() const {
 
 namespace {
 
-// Fits a law to the rungs of every family that has enough of them, without what resampling adds. A
+// Fits a law to the sizes of every family that has enough of them, without what resampling adds. A
 // frontier is that of the best sizes and is not compared with a curve through all sizes.
 void add_laws(std::vector<FamilyFit>& families) {
   const bool grid = std::any_of(families.begin(), families.end(),
-                                [](const FamilyFit& family) { return is_grid(family.rungs); });
+                                [](const FamilyFit& family) { return is_grid(family.points); });
   for (FamilyFit& family : families) {
-    if (distinct(family.rungs, &Rung::compute) < kRungsForFit) continue;
-    family.off_grid = grid && !is_grid(family.rungs);
+    if (distinct(family.points, &SizePoint::compute) < kSizesForFit) continue;
+    family.off_grid = grid && !is_grid(family.points);
     if (family.off_grid) continue;
     std::vector<double> losses;
-    for (const Rung& rung : family.rungs) losses.push_back(rung.loss());
-    family.law = fit(family.rungs, losses, 32, &family.surface);
+    for (const SizePoint& point : family.points) losses.push_back(point.loss());
+    family.law = fit(family.points, losses, 32, &family.surface);
   }
 }
 
-// From the least compute of a rung to the most, at equal factors.
+// From the least compute of a size to the most, at equal factors.
 std::vector<double> grid_of(const std::vector<FamilyFit>& families) {
   Extent compute;
   for (const FamilyFit& family : families) {
-    for (const Rung& rung : family.rungs) compute.add(rung.compute);
+    for (const SizePoint& point : family.points) compute.add(point.compute);
   }
   std::vector<double> grid;
   for (size_t i = 0; i < kGrid; ++i) {
@@ -351,10 +352,10 @@ std::vector<double> grid_of(const std::vector<FamilyFit>& families) {
 // Adds intervals, and what each family's compute is worth where `based`: the first is the
 // baseline's. Curves of another form than the fit would make equal models differ where their sizes
 // differ in compute. So every replicate also moves the loss by as much as both fits may be wrong.
-void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, bool based) {
-  const FamilyFit& base = ladder.families.front();
-  for (size_t f = 0; f < ladder.families.size(); ++f) {
-    FamilyFit& family = ladder.families[f];
+void add_resampled(SizeSeries& series, const std::vector<Replicate>& replicates, bool based) {
+  const FamilyFit& base = series.families.front();
+  for (size_t f = 0; f < series.families.size(); ++f) {
+    FamilyFit& family = series.families[f];
     if (family.law.factors.empty()) continue;
     // Unknown where some replicate has no law, or one without what is asked for.
     const auto over = [&](auto&& value) {
@@ -370,21 +371,21 @@ void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, boo
     family.floor = over([&](const Replicate& r) { return r[f].floor; });
     family.exponent =
         over([&](const Replicate& r) { return r[f].falls(0) ? r[f].exponents[0] : kUnknown; });
-    for (const double at : ladder.grid) {
+    for (const double at : series.grid) {
       family.bands.push_back(over([&](const Replicate& r) { return r[f].at({at}); }));
     }
     if (!based || f == 0) continue;
-    const auto range = trusted(base.rungs);
+    const auto range = trusted(base.points);
     std::mt19937_64 random(1);
     std::normal_distribution<double> moved(0, 1);
     const double wrong = std::hypot(misfit(family), misfit(base));
-    for (const Rung& rung : family.rungs) {
-      const std::vector<double> at = {rung.compute};
-      Equivalence e{.factor = worth_of(family.law.at(at), rung.compute, base.law, range)};
+    for (const SizePoint& point : family.points) {
+      const std::vector<double> at = {point.compute};
+      Equivalence e{.factor = worth_of(family.law.at(at), point.compute, base.law, range)};
       e.below = e.factor == 0;
       if (e.factor == 0 || std::isinf(e.factor)) e.factor = kUnknown;
       e.interval = over([&](const Replicate& r) {
-        return worth_of(r[f].at(at) + wrong * moved(random), rung.compute, r[0], range);
+        return worth_of(r[f].at(at) + wrong * moved(random), point.compute, r[0], range);
       });
       family.worth.push_back(e);
     }
@@ -393,85 +394,85 @@ void add_resampled(Ladder& ladder, const std::vector<Replicate>& replicates, boo
 
 }  // namespace
 
-std::vector<Ladder> ladders(const Comparison& c, const Summary& summary) {
+std::vector<SizeSeries> size_series(const Comparison& c, const Summary& summary) {
   std::vector<std::string> names;
   for (const TaskSummary& t : summary.tasks) {
-    const std::string& name = t.task->ladder;
+    const std::string& name = t.task->size_of;
     if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
       names.push_back(name);
     }
   }
-  std::vector<Ladder> out;
+  std::vector<SizeSeries> out;
   for (const std::string& name : names) {
     std::vector<const TaskSummary*> tasks;
     for (const TaskSummary& t : summary.tasks) {
-      if (t.task->ladder == name) tasks.push_back(&t);
+      if (t.task->size_of == name) tasks.push_back(&t);
     }
-    Ladder ladder{.name = name};
+    SizeSeries series{.name = name};
     const CommonSeeds seeds(tasks);
     for (const ModelInfo& model : c.models) {
-      FamilyFit family{.model = &model, .rungs = rungs_of(tasks, seeds, model), .worth = {}};
-      if (!family.rungs.empty()) ladder.families.push_back(std::move(family));
+      FamilyFit family{.model = &model, .points = points_of(tasks, seeds, model), .worth = {}};
+      if (!family.points.empty()) series.families.push_back(std::move(family));
     }
-    if (ladder.families.empty()) continue;
-    add_laws(ladder.families);
-    ladder.grid = grid_of(ladder.families);
-    const std::vector<Replicate> replicates = resample(ladder.families, seeds);
-    const FamilyFit& base = ladder.families.front();
-    add_resampled(ladder, replicates, base.model == &c.models.front() && !base.law.factors.empty());
-    ladder.answer = answer_of(c, ladder, !replicates.empty());
+    if (series.families.empty()) continue;
+    add_laws(series.families);
+    series.grid = grid_of(series.families);
+    const std::vector<Replicate> replicates = resample(series.families, seeds);
+    const FamilyFit& base = series.families.front();
+    add_resampled(series, replicates, base.model == &c.models.front() && !base.law.factors.empty());
+    series.answer = answer_of(c, series, !replicates.empty());
     if (seeds.left_out) {
-      ladder.answer += " Seeds that one of the models has not finished are left out for all.";
+      series.answer += " Seeds that one of the models has not finished are left out for all.";
     }
-    out.push_back(std::move(ladder));
+    out.push_back(std::move(series));
   }
   return out;
 }
 
-Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
+Chart scaling_chart(const Comparison& c, const SizeSeries& series) {
   LineChart chart;
-  chart.title = "Loss against compute on " + ladder.name;
+  chart.title = "Loss against compute on " + series.name;
   Chart out;
   out.data = {chart.title,
               {"model", "task", "parameters", "tokens", "FLOPs", "loss", "loss of the fit"},
               {}};
   std::vector<std::string> said;
   Extent losses;
-  for (const FamilyFit& family : ladder.families) {
+  for (const FamilyFit& family : series.families) {
     const auto style = [&] {
-      for (const Row& row : family.rungs[0].task->rows) {
+      for (const Row& row : family.points[0].task->rows) {
         if (row.model == family.model) return style_of(c, row);
       }
       return 0;
     }();
     Line line{.label = family.model->label, .style = style};
-    for (size_t i = 0; i < ladder.grid.size() && !family.law.factors.empty(); ++i) {
-      const double y = family.law.at({ladder.grid[i]});
+    for (size_t i = 0; i < series.grid.size() && !family.law.factors.empty(); ++i) {
+      const double y = family.law.at({series.grid[i]});
       const Interval& band = family.bands[i];
-      line.points.push_back({ladder.grid[i], y, known(band) ? band.low : y,
+      line.points.push_back({series.grid[i], y, known(band) ? band.low : y,
                              known(band) ? band.high : y,
                              "fit of " + family.model->label + ": " + fixed(y, 3) + " at " +
-                                 flops_text(ladder.grid[i])});
+                                 flops_text(series.grid[i])});
       losses.add(y);
     }
-    for (const Rung& rung : family.rungs) {
-      const std::string note = family.model->label + " on " + rung.task->task->name + ": " +
-                               fixed(rung.loss(), 3) + " after " + flops_text(rung.compute) + ", " +
-                               count(rung.parameters) + " parameters, " + count(rung.tokens) + " " +
-                               rung.task->task->unit;
+    for (const SizePoint& point : family.points) {
+      const std::string note = family.model->label + " on " + point.task->task->name + ": " +
+                               fixed(point.loss(), 3) + " after " + flops_text(point.compute) +
+                               ", " + count(point.parameters) + " parameters, " +
+                               count(point.tokens) + " " + point.task->task->unit;
       said.push_back(note);
-      chart.marks.push_back({.style = style, .x = rung.compute, .y = rung.loss(), .note = note});
-      losses.add(rung.loss());
+      chart.marks.push_back({.style = style, .x = point.compute, .y = point.loss(), .note = note});
+      losses.add(point.loss());
       out.data.rows.push_back(
-          {family.model->label, rung.task->task->name, exact(rung.parameters), exact(rung.tokens),
-           exact(rung.compute), exact(rung.loss()),
-           family.searched().factors.empty() ? "" : exact(family.fitted_loss(rung))});
+          {family.model->label, point.task->task->name, exact(point.parameters),
+           exact(point.tokens), exact(point.compute), exact(point.loss()),
+           family.searched().factors.empty() ? "" : exact(family.fitted_loss(point))});
     }
     if (!line.points.empty()) chart.lines.push_back(std::move(line));
   }
   chart.description = join(said, "; ");
-  chart.x = make_axis("training FLOPs", Unit::kCount, ladder.grid.front() / 1.15,
-                      ladder.grid.back() * 1.15, true);
+  chart.x = make_axis("training FLOPs", Unit::kCount, series.grid.front() / 1.15,
+                      series.grid.back() * 1.15, true);
   const double margin = 0.08 * losses.size();
   chart.y =
       make_axis("loss (nats a target)", Unit::kPlain, losses.low - margin, losses.high + margin);
@@ -482,7 +483,7 @@ Chart scaling_chart(const Comparison& c, const Ladder& ladder) {
   return out;
 }
 
-std::vector<std::vector<std::string>> scaling_table(const Ladder& ladder) {
+std::vector<std::vector<std::string>> scaling_table(const SizeSeries& series) {
   std::vector<std::vector<std::string>> lines{{"model", "sizes", "L(C) = E + a C^-b: E", "b",
                                                "error of the fit",
                                                "compute worth at the last size"}};
@@ -502,13 +503,13 @@ std::vector<std::vector<std::string>> scaling_table(const Ladder& ladder) {
     return with(f.law.exponents[0], f.exponent) +
            (f.searched().at_bound() ? ", at a bound of the search" : "");
   };
-  for (const FamilyFit& f : ladder.families) {
+  for (const FamilyFit& f : series.families) {
     const bool fitted = !f.law.factors.empty();
     std::string worth = kDash;
     if (!f.worth.empty()) {
       worth = std::isnan(f.worth.back().factor) ? "not determined" : worth_text(f.worth.back());
     }
-    lines.push_back({f.model->label, str(f.rungs.size()), fitted ? floor(f) : std::string(kDash),
+    lines.push_back({f.model->label, str(f.points.size()), fitted ? floor(f) : std::string(kDash),
                      fitted ? exponent(f) : std::string(kDash),
                      fitted ? formatted("%.2g", f.law.error) : std::string(kDash), worth});
   }

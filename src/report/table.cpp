@@ -15,7 +15,8 @@ double parameters(const Row& row) {
   return row.build && row.build->parameters >= 0 ? static_cast<double>(row.build->parameters)
                                                  : kUnknown;
 }
-double flops(const Row& row) { return row.build ? row.build->flops_per_token : kUnknown; }
+double flops_of_token(const Row& row) { return row.build ? row.build->flops_per_token : kUnknown; }
+double flops_of_image(const Row& row) { return row.build ? row.build->flops_per_unit : kUnknown; }
 
 // "39,800 to 40,200"; empty for a single value.
 std::string range_note(const Stat& stat, std::string (*text)(double)) {
@@ -165,8 +166,6 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
   const auto curve = [](const Row& row) {
     return mean_curve(row, &Point::tokens, &Point::quality);
   };
-  const std::vector<LinePoint> base = curve(baseline);
-  if (base.empty()) return column;
   // Where every model was evaluated once, all of them would match it "at most" at the end.
   bool any = false, any_curve = false;
   for (const Row& row : task.rows) {
@@ -176,7 +175,8 @@ Column reach_column(const TaskSummary& task, const Row& baseline) {
     const double reached = first_reach(own, baseline.result.mean, task.task->lower_is_better);
     if (!row.baseline && row.finished > 0 && std::isfinite(reached)) {
       // Before its first evaluation nothing is known.
-      cell.text = (reached == own.front().x ? "at most " : "") + times(reached / base.back().x);
+      cell.text =
+          (reached == own.front().x ? "at most " : "") + times(reached / baseline.tokens.mean);
       any = true;
     }
     column.cells.push_back(cell);
@@ -246,7 +246,9 @@ std::vector<Column> result_columns(const TaskSummary& task) {
   columns.push_back(
       ranged(task, "decoding", task.task->unit + "/s", &Row::decode_tokens_per_second, grouped));
   columns.push_back(measured(task, "parameters", "", parameters, count));
-  columns.push_back(measured(task, "FLOPs", "a token", flops, count));
+  columns.push_back(task.task->unit == "images"
+                        ? measured(task, "FLOPs", "an image", flops_of_image, count)
+                        : measured(task, "FLOPs", "a token", flops_of_token, count));
   columns.push_back(measured(task, "state", "a token", state_of_row, bytes));
   columns.push_back(measured(task, "whole state", "a sequence", whole_state_of_row, bytes));
   columns.push_back(ranged(task, "memory", "peak", &Row::peak_memory, bytes));

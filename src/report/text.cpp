@@ -104,8 +104,8 @@ std::string to_text(const Comparison& comparison, int width) {
   if (!summary.progress.empty()) out += wrapped(summary.progress, columns) + "\n";
   if (!summary.go_on.empty()) out += "Go on with:\n    " + summary.go_on + "\n\n";
   if (!summary.limits.empty()) out += wrapped(summary.limits, columns) + "\n";
-  for (const Ladder& ladder : ladders(comparison, summary)) {
-    out += wrapped(ladder.answer, columns) + "\n" + aligned(scaling_table(ladder)) + "\n";
+  for (const SizeSeries& series : size_series(comparison, summary)) {
+    out += wrapped(series.answer, columns) + "\n" + aligned(scaling_table(series)) + "\n";
   }
   bool leads = false;
   for (const TaskSummary& task : summary.tasks) {

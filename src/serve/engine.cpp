@@ -190,7 +190,7 @@ class Engine::Loop {
 
   void run() {
     const c10::InferenceMode inference;
-    const Autocast autocast(options_.dtype, device_of(*model_).type());
+    const Autocast autocast(options_.dtype, model_->device().type());
     while (wait_for_work()) {
       try {
         drop_cancelled();

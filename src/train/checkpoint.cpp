@@ -153,7 +153,7 @@ Snapshot Snapshot::take(const Model& model, const AdamW& optimizer, TrainState s
     out.model = named_tensors(model);
   }
   if (out.part == 0) {
-    for (auto& random : random_states(device_of(model))) out.optimizer.push_back(random);
+    for (auto& random : random_states(model.device())) out.optimizer.push_back(random);
   }
   return out;
 }
@@ -416,7 +416,7 @@ TrainState CheckpointStore::load(int64_t step, Model& model, AdamW& optimizer) c
     if (shards != nullptr && shards->frees()) shards->take();  // before the optimiser needs memory
     const std::vector<std::string> names = files_of(state, "optimizer");
     StoredTensors rest = read_files(state, where, names);
-    restore_random(rest, device_of(model), where + "/" + names[0]);
+    restore_random(rest, model.device(), where + "/" + names[0]);
     optimizer.load(rest, where + "/" + names[0]);
     ops::use_product_routes(state.product_routes);
     return state;

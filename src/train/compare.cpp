@@ -154,7 +154,7 @@ std::vector<ComparedTask> each_size(const CompareConfig& config) {
                      .task = task.task,
                      .train = merged(task.train, size.train),
                      .model = merged(task.model, size.model),
-                     .ladder = task.name,
+                     .size_of = task.name,
                      .place = t});
     }
   }

@@ -27,7 +27,7 @@ struct ComparedTask {
   std::string name;
   Node task, train, model;  // [task], and what is merged over [train] and [model]
   // What each_size() made it of: a task's name and its place in the configuration.
-  std::string ladder = {};
+  std::string size_of = {};
   size_t place = 0;
 
   void fields(Fields& f);

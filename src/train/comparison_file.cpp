@@ -120,6 +120,7 @@ WrittenComparison read_comparison_file(const std::string& folder) {
   if (!std::filesystem::exists(path)) return out;
   const auto json = parse_json_if_whole<Json>(read_file(path));
   take(json, "budget", out.budget);
+  for (const auto& [name, fact] : setting_in(json, "machine")) out.machine.emplace_back(name, fact);
   take(json, "config", out.config);
   take(json, "sweep_planned", out.sweep_planned);
   take(json, "by_commands", out.by_commands);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/comparison.h"
@@ -10,10 +11,11 @@ namespace headloom {
 
 struct WrittenComparison {
   std::string budget;
+  std::vector<std::pair<std::string, std::string>> machine;  // that speeds were measured on
   std::string config;  // with the paths as they were given, which config.toml has absolute
   int sweep_planned = 0;
   bool by_commands = false;
-  std::vector<report::TaskInfo> tasks;  // without their ladders
+  std::vector<report::TaskInfo> tasks;  // without their size_of
   std::vector<report::Build> builds;
   std::vector<report::Choice> choices;
   std::vector<report::Run> sweep_runs;

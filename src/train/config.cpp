@@ -219,13 +219,25 @@ void RunConfig::find_data(const std::string& table) const {
 
 WorkUnit work_unit(const data::Task& task) {
   if (task.goal() == data::Goal::image_label) return {1, "images"};
-  return {task.train_length() + task.source_length(), "tokens"};
+  return {task.train_length() + static_cast<double>(task.source_length()), "tokens"};
 }
 
-double flops_per_unit(const Model& model, const data::Task& task) {
-  const auto positions = static_cast<double>(model.config().positions(task.train_length()));
-  return model_costs(model, task.length()).flops_per_token * positions /
-         static_cast<double>(work_unit(task).per_sequence);
+int64_t work_of(const data::Task& task, int64_t first, int64_t count) {
+  if (task.goal() == data::Goal::image_label) return count;
+  return task.train_positions(first, count) + count * task.source_length();
+}
+
+TrainingFlops training_flops(const Model& model, const data::Task& task) {
+  double flops = 0, sequences = 0, positions = 0;
+  for (const data::TrainLength& part : task.train_lengths()) {
+    const auto count = static_cast<double>(part.sequences);
+    const double here = count * static_cast<double>(model.config().positions(part.length));
+    flops += here * model_costs(model, part.length).flops_per_token;
+    positions += here;
+    sequences += count;
+  }
+  return {.per_position = flops / positions,
+          .per_unit = flops / (sequences * work_unit(task).per_sequence)};
 }
 
 RunConfig read_run_config(const Node& root) {

@@ -72,14 +72,20 @@ struct RunConfig {
 
 // How a task's training is counted: the positions of a sequence, source and target, or images.
 struct WorkUnit {
-  int64_t per_sequence = 0;
+  double per_sequence = 0;  // the mean where sequences have several lengths
   const char* name = "tokens";
 };
 WorkUnit work_unit(const data::Task& task);
-// FLOPs of the forward pass for one such unit. An image costs what all its positions cost. For an
+// Of `count` training sequences from number `first` on, in such units.
+int64_t work_of(const data::Task& task, int64_t first, int64_t count);
+// FLOPs of the forward pass over training sequences of all lengths: for a position, and for a unit
+// of work. An image costs what all its positions cost. For an
 // encoder-decoder, model_costs() counts the source with each target token, and training counts the
 // source's tokens too, so that the cost is spread over both.
-double flops_per_unit(const Model& model, const data::Task& task);
+struct TrainingFlops {
+  double per_position = 0, per_unit = 0;
+};
+TrainingFlops training_flops(const Model& model, const data::Task& task);
 
 RunConfig read_run_config(const Node& root);
 std::string run_config_toml(RunConfig& config);

@@ -92,8 +92,6 @@ std::vector<std::string> devices_here() {
   return out;
 }
 
-at::Device device_of(const torch::nn::Module& model) { return model.parameters()[0].device(); }
-
 data::Batch to_device(const data::Batch& batch, at::Device device) {
   if (device.is_cpu()) return batch;
   data::Batch out = batch;

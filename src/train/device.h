@@ -21,9 +21,6 @@ void check_device_name(const std::string& name, const std::string& what = "'trai
 // The names that find_device() takes here: "cpu", "cuda:0", "cuda:1".
 std::vector<std::string> devices_here();
 
-// Of a model, whose parameters are all on one device.
-at::Device device_of(const torch::nn::Module& model);
-
 data::Batch to_device(const data::Batch& batch, at::Device device);
 
 // Seeds the random generators of the CPU and of `device`.

@@ -285,8 +285,15 @@ int64_t sequences_in(const data::Task& task, Split split) {
   return split == Split::all ? all : all / 2;
 }
 
+int64_t sequences_read(const data::Task& task, Split split, int64_t most) {
+  const int64_t count = std::min(most, sequences_in(task, split));
+  const int64_t of_all = task.eval_group();
+  const int64_t group = split == Split::all ? of_all : std::max<int64_t>(of_all / 2, 1);
+  return count < group ? count : count - count % group;
+}
+
 std::vector<int64_t> sequence_numbers(const data::Task& task, Split split, int64_t most) {
-  std::vector<int64_t> numbers(static_cast<size_t>(std::min(most, sequences_in(task, split))));
+  std::vector<int64_t> numbers(static_cast<size_t>(sequences_read(task, split, most)));
   for (size_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = sequence_number(split, static_cast<int64_t>(i));
   }
@@ -303,11 +310,11 @@ void check_split(const data::Task& task, Split split) {
 }
 
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary,
-                     bool checkpoint) {
+                     bool activation_checkpointing) {
   const data::Batch there = to_device(batch, model.device());
   ModelInput input = model_input(there);
   input.auxiliary = auxiliary;
-  input.checkpoint = checkpoint;
+  input.activation_checkpointing = activation_checkpointing;
   return model.loss_of_input(input, [&](const Tensor& hidden) {
     return there.context.defined() ? span_loss(model.logits(hidden), there.context, there.targets)
                                    : loss_of(model, hidden, batch.targets);
@@ -331,10 +338,10 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   at::NoGradGuard no_grad;
   Decoder* const decoder = pieces ? &reader(model) : nullptr;
   const bool training = model.is_training();
-  const at::Device device = device_of(model);
+  const at::Device device = model.device();
   check_split(task, split);
   model.eval();
-  const int64_t total = std::min(sequences, sequences_in(task, split));
+  const int64_t total = sequences_read(task, split, sequences);
   const ContextParallel* const among = model.config().context_parallel.get();
   const int64_t with_same = among == nullptr ? 1 : among->size;
   const Tensor found = at::zeros({total, 3}, at::kDouble);  // as summarised() reads it

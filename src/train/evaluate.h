@@ -43,7 +43,10 @@ int64_t sequence_number(Split split, int64_t place);
 data::Batch split_batch(const data::Task& task, Split split, int64_t first, int64_t count);
 // How many held-out sequences of the task belong to `split`.
 int64_t sequences_in(const data::Task& task, Split split);
-// The numbers of the first `most` held-out sequences of `split`, or of all that there are.
+// How many of them an evaluation of at most `most` reads: whole groups of those of several kinds
+// (Task::eval_group()), where there is one.
+int64_t sequences_read(const data::Task& task, Split split, int64_t most);
+// Their numbers.
 std::vector<int64_t> sequence_numbers(const data::Task& task, Split split, int64_t most);
 // Throws UsageError where the task has too few held-out sequences for `split` and its counterpart.
 void check_split(const data::Task& task, Split split);
@@ -71,10 +74,9 @@ data::Batch own_positions(const data::Batch& batch, const ContextParallel& among
 
 // The batch is as a task gives it, on the CPU, or where the model is. Scores are computed only
 // where there is a target. Layers leave their auxiliary losses in `auxiliary`, where it is given;
-// `sum` does not include them. `checkpoint`: layers keep only their inputs for the backward, which
-// computes them again.
+// `sum` does not include them.
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary = nullptr,
-                     bool checkpoint = false);
+                     bool activation_checkpointing = false);
 
 // Throws UsageError where the model cannot read sequences in pieces.
 void check_reads_in_pieces(Model& model);

@@ -16,6 +16,7 @@
 #include "train/reported.h"
 #include "train/run_folder.h"
 #include "train/run_session.h"
+#include "train/speeds.h"
 #include "train/training_memory.h"
 
 namespace headloom {
@@ -63,9 +64,9 @@ void check_names(const std::vector<Named>& items, const char* what) {
 void check_names_at_sizes(const std::vector<ComparedTask>& at_sizes) {
   std::map<std::string, std::string> tasks;
   for (const ComparedTask& task : at_sizes) {
-    const auto [first, is_new] = tasks.emplace(task.name, task.ladder);
+    const auto [first, is_new] = tasks.emplace(task.name, task.size_of);
     if (is_new) continue;
-    usage_error("'", first->second, "' and '", task.ladder, "' of [[tasks]] are both called '",
+    usage_error("'", first->second, "' and '", task.size_of, "' of [[tasks]] are both called '",
                 task.name, "' at one of [[sizes]], expected other names.");
   }
 }
@@ -177,12 +178,14 @@ void check_robustness(const RobustnessOptions& robustness, const Sweep& sweep) {
 
 constexpr const char* kStepSeconds = "/step_seconds.json";
 
-std::map<std::string, double> read_step_seconds(const std::string& folder) {
+// `machine` becomes the one that they were measured on, where the file says it.
+std::map<std::string, double> read_step_seconds(const std::string& folder, std::string& machine) {
   std::map<std::string, double> out;
   if (!fs::exists(folder + kStepSeconds)) return out;
   const auto json = parse_json_if_whole<nlohmann::ordered_json>(read_file(folder + kStepSeconds));
   if (!json.is_object()) return out;
   for (const auto& [key, value] : json.items()) {
+    if (key == "machine" && value.is_string()) machine = value.get<std::string>();
     if (!value.is_number() || value.get<double>() <= 0) continue;
     try {  // files of earlier versions have the places of the data, too
       out[toml_without_places(parse_toml(key, folder + kStepSeconds))] = value.get<double>();
@@ -245,7 +248,7 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
   check_seeds(config, sweep_);
   if (splits_) check_no_eval_split(config);
   check_robustness(config.robustness, sweep_);
-  if (!control.fresh) step_seconds_ = read_step_seconds(control.folder);
+  if (!control.fresh) step_seconds_ = read_step_seconds(control.folder, timed_on_);
   report::Comparison& comparison = outcome_.comparison;
   comparison.title = config.title;
   comparison.seeds = config.seeds;
@@ -287,8 +290,7 @@ std::string Experiment::budget_text() {
     const RunConfig baseline = built(0, t, {});
     stops |= !outcome_.comparison.tasks[t].stopping.empty();
     const WorkUnit unit = work_unit(*tasks_[t]);
-    const double tokens = steps_[t] * static_cast<double>(baseline.train.batch) *
-                          static_cast<double>(unit.per_sequence);
+    const double tokens = steps_[t] * static_cast<double>(baseline.train.batch) * unit.per_sequence;
     const std::string& name = config_.tasks[t].name;
     if (config_.budget == "flops") {
       // A backward pass costs twice a forward pass.
@@ -340,7 +342,7 @@ void Experiment::add_task(size_t t) {
   if (splits_) run.train.eval_split = "test";
   outcome_.comparison.tasks.push_back(
       report_task(config_.tasks[t].name, task, *run.task, run.train));
-  outcome_.comparison.tasks.back().ladder = config_.tasks[t].ladder;
+  outcome_.comparison.tasks.back().size_of = config_.tasks[t].size_of;
   parameters_.push_back(0);
   costs_.push_back(0);
   steps_.push_back(0);
@@ -349,10 +351,9 @@ void Experiment::add_task(size_t t) {
 // What a step costs in the unit of the budget.
 double Experiment::cost_of_step(const RunConfig& run, size_t t) {
   if (config_.budget == "seconds") return seconds_of_step(run, t);
-  const auto units = static_cast<double>(run.train.batch) *
-                     static_cast<double>(work_unit(*tasks_[t]).per_sequence);
+  const double units = static_cast<double>(run.train.batch) * work_unit(*tasks_[t]).per_sequence;
   if (config_.budget == "tokens") return units;
-  return units * flops_per_unit(*build_without_memory(run.model), *tasks_[t]);
+  return units * training_flops(*build_without_memory(run.model), *tasks_[t]).per_unit;
 }
 
 // Measured once for each configuration that may differ in it, and kept, so that runs that go on
@@ -370,6 +371,11 @@ double Experiment::seconds_of_step(const RunConfig& run, size_t t) {
   const auto known = step_seconds_.find(key);
   if (known != step_seconds_.end()) return known->second;
   require(control_.step_seconds != nullptr, "a budget of seconds needs a measured step.");
+  if (timed_on_.empty()) timed_on_ = machine_text();
+  if (timed_on_ != machine_text()) {
+    usage_error(control_.folder, ": steps were timed on \"", timed_on_, "\", and this is \"",
+                machine_text(), "\"; time another model there, or everything here with --fresh.");
+  }
   const double seconds = step_seconds_[key] = control_.step_seconds(timed, *tasks_[t]);
   measured_ = true;
   if (opened_) keep_step_seconds();  // of a value by which a sweep has grown
@@ -377,7 +383,9 @@ double Experiment::seconds_of_step(const RunConfig& run, size_t t) {
 }
 
 void Experiment::keep_step_seconds() const {
-  write_file(control_.folder + kStepSeconds, nlohmann::ordered_json(step_seconds_).dump(1) + "\n");
+  nlohmann::ordered_json json = {{"machine", timed_on_}};
+  for (const auto& [key, seconds] : step_seconds_) json[key] = seconds;
+  write_file(control_.folder + kStepSeconds, json.dump(1) + "\n");
 }
 
 // The steps that the baseline's budget pays for.

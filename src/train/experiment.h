@@ -11,6 +11,7 @@
 #include "core/lock.h"
 #include "train/compare.h"
 #include "train/planned_run.h"
+#include "train/state.h"
 #include "train/sweep.h"
 
 namespace headloom {
@@ -93,6 +94,7 @@ class Experiment {
   std::string has_least_;   // "`mha` on text"
   std::vector<Cell> cells_;
   std::map<std::string, double> step_seconds_;  // by configuration; kept in the folder
+  std::string timed_on_;                        // the machine that those are of
   // By task and seed, as far as they were asked for.
   std::map<std::pair<size_t, int64_t>, std::optional<StoredData>> data_;
   bool opened_ = false, measured_ = false;

@@ -13,7 +13,7 @@ LoadedRun load_run(const std::string& folder, const std::string& which) {
   const CheckpointStore store(folder);
   store.find(which);  // says what is wrong before a model is built
   {
-    WithoutValues no_values;
+    const WithoutValues no_values(/*filled=*/true);
     run.model = build_model(run.config.model);
   }
   hold_in(run.config.train.dtype, *run.model);

@@ -11,6 +11,7 @@
 #include "core/shell.h"
 #include "core/text.h"
 #include "train/checkpoint.h"
+#include "train/metrics.h"
 #include "train/reported.h"
 #include "train/result.h"
 #include "train/run_folder.h"

@@ -42,7 +42,7 @@ report::Setting conditions_of(const RunConfig& run) {
   const Node written = write_fields(train);
   for (const auto& [key, value] : written.table()) {
     if (is_of_no_consequence(key) || key.starts_with("eval_")) continue;
-    out.push_back({key, toml_value(value)});
+    out.push_back({key, inline_toml(value)});
   }
   return out;
 }
@@ -96,7 +96,7 @@ report::TaskInfo report_task(const std::string& name, const data::Task& task,
   out.options.push_back({"type", options.type()});
   const Node written = write_fields(options);
   for (const auto& [key, value] : written.table()) {
-    out.options.push_back({key, toml_value(value)});
+    out.options.push_back({key, inline_toml(value)});
   }
   // A floor in bits per byte would be that of a uniform guess, which no model stays at.
   if (text) return out;
@@ -121,11 +121,12 @@ std::string stopping_text(const TrainOptions& options) {
 
 report::Build report_build(const Model& model, const data::Task& task) {
   const ModelCosts costs = model_costs(model, task.length());
+  const TrainingFlops flops = training_flops(model, task);
   const std::optional<MeasuredState> state = measured_state(model, task.length());
   ModelConfig config = model.config();
   report::Build out{.parameters = costs.parameters,
-                    .flops_per_token = costs.flops_per_token,
-                    .flops_per_unit = flops_per_unit(model, task),
+                    .flops_per_token = flops.per_position,
+                    .flops_per_unit = flops.per_unit,
                     .state_bytes_per_token = costs.state_bytes_per_token,
                     .mechanism_share = costs.mechanism_share,
                     .config = to_toml(write_fields(config))};

@@ -9,8 +9,8 @@
 #include "model/model.h"
 #include "report/comparison.h"
 #include "train/config.h"
+#include "train/metrics.h"
 #include "train/result.h"
-#include "train/state.h"
 
 namespace headloom {
 

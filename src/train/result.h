@@ -1,5 +1,4 @@
-// result.json of a finished or failed run of a comparison, and of any run whose training failed.
-// Free of torch.
+// result.json: how a run ended, where it has finished or failed. Free of torch.
 #pragma once
 
 #include <optional>

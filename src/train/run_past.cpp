@@ -44,7 +44,7 @@ std::string training_until(const std::string& folder, int64_t step) {
     for (const auto& [key, value] : fields.table()) {
       if (is_of_no_consequence(key) && !(key == "steps" && by_length)) continue;
       if (key.starts_with("eval_") || key == "stop_accuracy") continue;
-      text += str(key, " = ", toml_value(value), "\n");
+      text += str(key, " = ", inline_toml(value), "\n");
     }
     if (text != last) out += str("from ", begun, "\n", text);
     last = text;

@@ -50,7 +50,7 @@ std::vector<RunPlace> runs_of_comparison(const std::string& folder, size_t first
                        .model = model,
                        .task = task.name,
                        .comparison = folder,
-                       .ladder = task.ladder,
+                       .size_of = task.size_of,
                        .rank = first_rank + m});
       }
     }

@@ -11,7 +11,7 @@ namespace headloom {
 // A run's folder, and what its comparison calls its model and task.
 struct RunPlace {
   std::string folder, model = {}, task = {}, comparison = {};
-  std::string ladder = {};  // the task that its task is a size of, there
+  std::string size_of = {};  // the task that its task is a size of, there
   size_t rank = 0;          // of the model: those of the first folders come first
 };
 

@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "model/describe.h"
 #include "report/format.h"
+#include "train/metrics.h"
 #include "train/planned_run.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
@@ -19,6 +20,7 @@
 #include "train/run_places.h"
 #include "train/run_session.h"
 #include "train/speeds.h"
+#include "train/state.h"
 #include "train/sweep.h"
 
 namespace headloom {
@@ -51,16 +53,17 @@ Node task_identity(data::TaskSpec& task) {
 
 // A value as TOML; of a list of several what the `other` lacks, "['a.txt', and 3 more]".
 std::string shown_value(const Node& value, const Node* other) {
-  if (!value.is_array() || value.array().size() < 2) return toml_value(value);
+  if (!value.is_array() || value.array().size() < 2) return inline_toml(value);
   const auto is_in_other = [&](const Node& item) {
     if (other == nullptr || !other->is_array()) return false;
-    return std::any_of(other->array().begin(), other->array().end(),
-                       [&](const Node& theirs) { return toml_value(theirs) == toml_value(item); });
+    return std::any_of(other->array().begin(), other->array().end(), [&](const Node& theirs) {
+      return inline_toml(theirs) == inline_toml(item);
+    });
   };
   const Array& items = value.array();
   auto first = std::find_if_not(items.begin(), items.end(), is_in_other);
   if (first == items.end()) first = items.begin();
-  return str("[", toml_value(*first), ", and ", items.size() - 1, " more]");
+  return str("[", inline_toml(*first), ", and ", items.size() - 1, " more]");
 }
 
 // "differs from `text` in `tokenizer` ('b/tokenizer.model', not 'bytes')".
@@ -103,8 +106,8 @@ class NamedTasks {
       names_.insert(known.name);
       report::TaskInfo info = report_task(known.name, *known.task, *config.task, config.train);
       // One that is named otherwise than in its comparison is a size of another task, too.
-      if (!place.ladder.empty()) {
-        info.ladder = place.ladder + known.name.substr(place.task.size());
+      if (!place.size_of.empty()) {
+        info.size_of = place.size_of + known.name.substr(place.task.size());
       }
       for (const auto& [key, first] : tasks_) {
         if (first.name != wanted || known.name == wanted) continue;
@@ -135,7 +138,7 @@ class NamedTasks {
     std::string key = to_toml(task_identity(*config.task));
     if (place.task.empty()) return key;
     // Sizes of two comparisons are the same where they have the same name.
-    if (!place.ladder.empty()) return key + place.task;
+    if (!place.size_of.empty()) return key + place.task;
     // The task at another size, or with another training, is another task of its comparison.
     const auto first = first_names_.emplace(std::pair(place.comparison, key), place.task).first;
     if (first->second != place.task) key += place.task;
@@ -242,53 +245,57 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   alone_ = folders.size() == 1 && comparisons_.size() == 1;
   NamedTasks tasks;
   NamedModels models;
-  std::set<int64_t> seeds;
-  std::vector<RunConfig> configs;
-  std::vector<std::vector<PastEvent>> pasts;
-  std::vector<const NamedTasks::Known*> tasks_of;
+  struct Found {
+    const RunPlace& place;
+    const NamedTasks::Known& task;
+    RunConfig config;
+    std::vector<PastEvent> past;
+    std::string label = {};
+  };
+  std::vector<Found> found;
   std::map<const NamedTasks::Known*, std::set<std::string>> comparisons_of;
   for (const RunPlace& place : places) {
-    RunConfig& config = configs.emplace_back(config_with_data(place.folder));
+    RunConfig config = config_with_data(place.folder);
     const NamedTasks::Known& task = tasks.of(place, config, empty_);
     check_data(place.folder, config, task);
-    pasts.push_back(past_of(place.folder, config));
+    std::vector<PastEvent> past = past_of(place.folder, config);
     config.fit(data::sizes_of(*task.task));
-    tasks_of.push_back(&task);
     comparisons_of[&task].insert(place.comparison);
+    found.push_back(
+        {.place = place, .task = task, .config = std::move(config), .past = std::move(past)});
   }
-  std::vector<std::string> labels(places.size());
+  // Models get their names first where comparisons share a task.
   for (const bool several : {true, false}) {
-    for (size_t i = 0; i < places.size(); ++i) {
-      if ((comparisons_of[tasks_of[i]].size() > 1) != several) continue;
-      labels[i] = models.of(places[i], configs[i], pasts[i], *tasks_of[i], empty_);
+    for (Found& run : found) {
+      if ((comparisons_of[&run.task].size() > 1) != several) continue;
+      run.label = models.of(run.place, run.config, run.past, run.task, empty_);
     }
   }
-  for (size_t i = 0; i < places.size(); ++i) {
-    const RunPlace& place = places[i];
-    const RunConfig& config = configs[i];
-    const NamedTasks::Known& task = *tasks_of[i];
-    const std::string& model = labels[i];
+  std::set<int64_t> seeds;
+  for (Found& run : found) {
+    const RunPlace& place = run.place;
+    const int64_t seed = run.config.train.seed;
     for (const Run& other : runs_) {
-      if (other.run.model == model && other.run.task == task.name &&
-          other.run.seed == config.train.seed) {
+      if (other.run.model == run.label && other.run.task == run.task.name &&
+          other.run.seed == seed) {
         usage_error(place.folder, ": has the same configuration and seed as ", other.folder,
                     "; leave one of them out.");
       }
     }
     runs_.push_back({.folder = place.folder,
-                     .run = {.model = model,
-                             .task = task.name,
-                             .seed = config.train.seed,
+                     .run = {.model = run.label,
+                             .task = run.task.name,
+                             .seed = seed,
                              .folder = fs::absolute(place.folder).lexically_normal().string()},
-                     .bytes_per_token = task.task->bytes_per_token(),
-                     .train = config.train,
-                     .past = pasts[i],
+                     .bytes_per_token = run.task.task->bytes_per_token(),
+                     .train = run.config.train,
+                     .past = std::move(run.past),
                      .comparison = place.comparison,
                      .model_there = place.model,
                      .task_there = place.task,
                      .belongs_to = place.comparison.empty() ? comparison_around(place.folder)
                                                             : place.comparison});
-    seeds.insert(config.train.seed);
+    seeds.insert(seed);
   }
   models.sort(empty_.models);
   compare_training();
@@ -333,7 +340,7 @@ std::map<std::string, std::string> RunReport::swept_for(const Run& run) const {
     if (compared.folder != run.comparison) continue;
     for (const SweepKey& key : Sweep::read(compared.config.sweep).keys) {
       std::set<std::string> values;
-      for (const Node& value : key.values) values.insert(toml_value(value));
+      for (const Node& value : key.values) values.insert(inline_toml(value));
       out[key.place()] = join({values.begin(), values.end()});
     }
   }
@@ -381,11 +388,13 @@ namespace {
 
 // Puts what the run in `folder` has so far, its evaluations and its result, into `run`.
 RunMetrics take_progress(report::Run& run, const std::string& folder, const TrainOptions& train,
-                         double bytes_per_token) {
+                         double bytes_per_token, bool of_comparison) {
   const auto result = read_result(folder + "/result.json");
   const std::string file = folder + "/metrics.jsonl";
-  // A run that failed before its first step has a result alone.
-  require(result || fs::exists(file), file, ": cannot be read: there is no such file.");
+  // A run that failed before its first step has a result alone, and a comparison trains one anew
+  // that has lost its file.
+  require(fs::exists(file) || (result && (of_comparison || !result->problem.empty())), file,
+          ": cannot be read: there is no such file.");
   const RunMetrics metrics = read_metrics(file);
   for (const EvalPoint& p : metrics.evaluations) {
     run.points.push_back(report_point(p, bytes_per_token));
@@ -427,9 +436,10 @@ report::Comparison RunReport::read() const {
     report::Run run = r.run;
     // Asked first: a run that ends meanwhile is then read whole.
     const bool worked_on = is_worked_on(r.folder, r.belongs_to);
-    const RunMetrics metrics = take_progress(run, r.folder, r.train, r.bytes_per_token);
+    const RunMetrics metrics =
+        take_progress(run, r.folder, r.train, r.bytes_per_token, !r.comparison.empty());
     if (run.state == report::RunState::kRunning && !run.points.empty()) {
-      // A run of no comparison leaves a result only where it failed.
+      // A process that was killed after the last evaluation has left no result.
       const report::Point& last = run.points.back();
       if (last.seconds > 0) run.tokens_per_second = last.tokens / last.seconds;
       if (is_whole(r.train, metrics.evaluations)) run.state = report::RunState::kFinished;
@@ -494,6 +504,7 @@ void RunReport::add_choices(const Compared& compared, const WrittenComparison& w
 // What a comparison says of itself, and its models and tasks that no run has begun on.
 void RunReport::add_written(const WrittenComparison& written, report::Comparison& out) const {
   if (!written.budget.empty()) out.budget = written.budget;
+  out.machine = written.machine;
   if (!written.config.empty()) out.config = written.config;
   out.by_commands = written.by_commands;
   std::vector<report::TaskInfo> tasks;
@@ -510,7 +521,7 @@ void RunReport::add_written(const WrittenComparison& written, report::Comparison
       }
     } else if (known != written.tasks.end()) {
       tasks.push_back(*known);
-      tasks.back().ladder = task.ladder;
+      tasks.back().size_of = task.size_of;
     }
   }
   for (const report::TaskInfo& task : out.tasks) {  // those that have another name here
@@ -591,8 +602,8 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
                         .folder = fs::absolute(folder).lexically_normal().string()};
         if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
           const bool worked_on = is_worked_on(folder, compared.folder);
-          const RunMetrics metrics =
-              take_progress(run, folder, run_config_in(folder).train, *bytes);
+          const RunMetrics metrics = take_progress(run, folder, run_config_in(folder).train, *bytes,
+                                                   /*of_comparison=*/true);
           note_interruption(run, folder, compared.folder, worked_on, metrics);
         }
         again.runs.push_back(std::move(run));

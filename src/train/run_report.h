@@ -15,24 +15,28 @@
 #include "train/config.h"
 #include "train/result.h"
 #include "train/run_past.h"
-#include "train/state.h"
 
 namespace headloom {
 
-// The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs. Runs
-// whose configurations differ in train.seed alone are one model, if they have the same past
-// (run_past.h); its label is the name that its
-// comparison gives it, or that of the first run's folder. The first model is the baseline; a
-// comparison's models and tasks are in the order of its configuration, and speeds that it has
+// The runs in `folders`: each is a run's or a comparison's, which stands for all of its runs.
+//
+// Models: runs whose configurations differ in train.seed alone are one, if they have the same past
+// (run_past.h). Its label is the name that its comparison gives it, or that of the first run's
+// folder. The first model is the baseline.
+//
+// Comparisons: their models and tasks are in the order of the configuration. Speeds that one has
 // measured (train/speeds.h) take the place of those of its runs' own steps. What differs in [train]
-// from the baseline's is named, except where each comparison has chosen it by its [sweep]. What its
+// from the baseline's is named, except where each comparison has chosen it by its [sweep]. What a
 // sweep has chosen, and whether at an edge, is what comparison.json says. One comparison by itself
 // is reported as it reports itself: with the runs that it plans, those of its sweep and those under
-// a second initialisation. A run that has reached neither its last step nor its train.stop_accuracy
-// counts as running while a process works on it or on its comparison, and as interrupted otherwise.
-// The report only asks for their locks, so a run may begin meanwhile. The data of every task are
-// read, because its sizes depend on them. Throws UsageError for a run that is named twice and Error
-// for a folder that is neither, or whose data are missing.
+// a second initialisation.
+//
+// A run that has reached neither its last step nor its train.stop_accuracy counts as running while
+// a process works on it or on its comparison, and as interrupted otherwise. The report only asks
+// for their locks, so a run may begin meanwhile.
+//
+// The data of every task are read, because its sizes depend on them. Throws UsageError for a run
+// that is named twice and Error for a folder that is neither, or whose data are missing.
 class RunReport {
  public:
   explicit RunReport(const std::vector<std::string>& folders);

@@ -8,6 +8,7 @@
 #include "core/json_text.h"
 #include "core/shell.h"
 #include "core/text.h"
+#include "train/metrics.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
 #include "train/run_past.h"
@@ -126,10 +127,7 @@ void RunSession::check_new_folder() const {
 }
 
 TrainState RunSession::open(Model& model, AdamW& optimizer, const data::Task& task) {
-  TrainState state =
-      store_.steps().empty() ? begin(model, optimizer, task) : go_on(model, optimizer, task);
-  fs::remove(control_.folder + "/result.json");  // how it failed before
-  return state;
+  return store_.steps().empty() ? begin(model, optimizer, task) : go_on(model, optimizer, task);
 }
 
 namespace {

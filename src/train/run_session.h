@@ -10,6 +10,7 @@
 #include "core/lock.h"
 #include "train/checkpoint.h"
 #include "train/progress.h"
+#include "train/state.h"
 #include "train/train.h"
 
 namespace headloom {

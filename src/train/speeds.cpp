@@ -1,10 +1,14 @@
 #include "train/speeds.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+
 #include <filesystem>
 
 #include "core/files.h"
 #include "core/hash.h"
 #include "core/json_text.h"
+#include "core/platform.h"
 #include "core/text.h"
 #include "train/run_folder.h"
 
@@ -19,7 +23,7 @@ SpeedsJson json_of(const report::Speed& speed) {
           {"peak_memory_bytes", speed.peak_memory_bytes}};
 }
 
-// What was measured: all that speeds depend on.
+// What was measured.
 std::string measured_key(int64_t rounds, std::vector<TimedModel>& models) {
   std::string key = str(rounds, " rounds\n");
   for (TimedModel& m : models) {
@@ -34,6 +38,11 @@ std::string measured_key(int64_t rounds, std::vector<TimedModel>& models) {
 }
 
 }  // namespace
+
+std::string machine_text() {
+  return str(processor_name(), ", ", at::get_cpu_capability(), ", ",
+             counted(at::get_num_threads(), "thread"));
+}
 
 std::vector<TimedModel> timed_models(const std::string& task, const std::string& folder,
                                      const report::Comparison& comparison) {
@@ -60,11 +69,12 @@ KeptSpeeds::KeptSpeeds(const std::string& folder) : path_(folder + "/speeds.json
 }
 
 bool KeptSpeeds::take(const std::string& task, int64_t rounds, std::vector<TimedModel>& models,
-                      std::vector<report::Speed>& out) const {
+                      bool anywhere, std::vector<report::Speed>& out) const {
   if (!tasks_.contains(task)) return false;
   try {
     const SpeedsJson& of_task = tasks_.at(task);
     if (of_task.at("of").get<std::string>() != measured_key(rounds, models)) return false;
+    if (!anywhere && of_task.at("machine").get<std::string>() != machine_text()) return false;
     std::vector<report::Speed> speeds;
     for (const TimedModel& m : models) {
       const SpeedsJson& of_model = of_task.at("models").at(m.model);
@@ -83,7 +93,7 @@ bool KeptSpeeds::take(const std::string& task, int64_t rounds, std::vector<Timed
 
 void KeptSpeeds::keep(const std::string& task, int64_t rounds, std::vector<TimedModel>& models,
                       const std::vector<report::Speed>& speeds) {
-  SpeedsJson of_task = {{"of", measured_key(rounds, models)}};
+  SpeedsJson of_task = {{"of", measured_key(rounds, models)}, {"machine", machine_text()}};
   for (const report::Speed& speed : speeds) of_task["models"][speed.model] = json_of(speed);
   tasks_[task] = of_task;
   write_file(path_, tasks_.dump(1) + "\n");
@@ -95,7 +105,7 @@ void take_kept_speeds(const std::string& folder, int64_t rounds, report::Compari
   const KeptSpeeds kept(folder);
   for (const report::TaskInfo& task : comparison.tasks) {
     std::vector<TimedModel> models = timed_models(task.name, folder, comparison);
-    kept.take(task.name, rounds, models, comparison.speeds);
+    kept.take(task.name, rounds, models, /*anywhere=*/true, comparison.speeds);
   }
 }
 

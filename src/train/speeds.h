@@ -1,4 +1,5 @@
-// The speeds that were measured of a comparison's models, as speeds.json in its folder keeps them.
+// The speeds that were measured of a comparison's models, as speeds.json in its folder keeps them,
+// and what they depend on.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,9 @@
 #include "train/config.h"
 
 namespace headloom {
+
+// This machine and the threads of this process: what is timed on different ones is not compared.
+std::string machine_text();
 
 // A model with a finished run of the task, and the configuration of that run but for what differs
 // between seeds.
@@ -28,8 +32,8 @@ class KeptSpeeds {
   // As the folder has them now; none where the file is missing or damaged.
   explicit KeptSpeeds(const std::string& folder);
   // Appends the speeds of all models to `out`. False, and nothing is appended, unless the task was
-  // measured in as many rounds of exactly these models.
-  bool take(const std::string& task, int64_t rounds, std::vector<TimedModel>& models,
+  // measured in as many rounds of exactly these models, and here unless `anywhere`.
+  bool take(const std::string& task, int64_t rounds, std::vector<TimedModel>& models, bool anywhere,
             std::vector<report::Speed>& out) const;
   // Writes the speeds of a task, in place of earlier ones.
   void keep(const std::string& task, int64_t rounds, std::vector<TimedModel>& models,
@@ -40,7 +44,7 @@ class KeptSpeeds {
   nlohmann::ordered_json tasks_;
 };
 
-// Fills comparison.speeds with what is kept, and measures nothing.
+// Fills comparison.speeds with what is kept, wherever it was measured, and measures nothing.
 void take_kept_speeds(const std::string& folder, int64_t rounds, report::Comparison& comparison);
 
 }  // namespace headloom

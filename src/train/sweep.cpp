@@ -33,7 +33,7 @@ Node rounded(double value) {
 
 // Messages name the value by the key that it was swept by: "sweep.lr = 0.004".
 Node swept(const SweepKey& key, Node value) {
-  value.origin = str("sweep.", key.name, " = ", toml_value(value));
+  value.origin = str("sweep.", key.name, " = ", inline_toml(value));
   return value;
 }
 
@@ -146,8 +146,8 @@ void add_key(const std::string& name, const Node& node, std::vector<SweepKey>& k
   std::set<std::string> seen;
   for (const Node& value : key.values) {
     const auto number = number_in(value);  // 1 and 1.0 are one value
-    if (!seen.insert(number ? formatted("%.17g", *number) : toml_value(value)).second) {
-      usage_error(node.place(), "'sweep.", name, "' has the value ", toml_value(value),
+    if (!seen.insert(number ? formatted("%.17g", *number) : inline_toml(value)).second) {
+      usage_error(node.place(), "'sweep.", name, "' has the value ", inline_toml(value),
                   " twice, expected different ones.");
     }
   }
@@ -196,32 +196,6 @@ std::vector<double> numbers_tried(const std::vector<Tried>& tried, size_t i) {
 }
 
 }  // namespace
-
-std::string toml_value(const Node& value) {
-  Node root;
-  root.set("x", value);
-  const std::string text = to_toml(root);
-  return text.substr(4, text.size() - 5);  // without "x = " and the line's end
-}
-
-bool has_below(const Node& root, const std::string& key) {
-  const size_t dot = key.find('.');
-  const Node* const child = root.find(key.substr(0, dot));
-  if (child == nullptr || dot == std::string::npos) return child != nullptr;
-  return child->is_table() && has_below(*child, key.substr(dot + 1));
-}
-
-void set_below(Node& root, const std::string& key, const Node& value) {
-  const size_t dot = key.find('.');
-  if (dot == std::string::npos) {
-    root.set(key, value);
-    return;
-  }
-  const std::string first = key.substr(0, dot);
-  Node* inner = root.find(first);
-  if (inner == nullptr || !inner->is_table()) inner = &root.set(first, Node{});
-  set_below(*inner, key.substr(dot + 1), value);
-}
 
 void check_different_seeds(const std::vector<int64_t>& seeds, const char* key) {
   if (seeds.empty()) usage_error("'", key, "' is empty, expected at least one seed.");
@@ -277,7 +251,7 @@ std::vector<SweepPoint> Sweep::grid() const {
 report::Setting Sweep::setting(const SweepPoint& point) const {
   report::Setting setting;
   for (size_t i = 0; i < point.size(); ++i) {
-    setting.push_back({keys[i].name, toml_value(point[i])});
+    setting.push_back({keys[i].name, inline_toml(point[i])});
   }
   return setting;
 }
@@ -293,7 +267,7 @@ std::string Sweep::folder(const SweepPoint& point) const {
   for (size_t i = 0; i < point.size(); ++i) {
     const auto* text = std::get_if<std::string>(&point[i].value);
     std::string part = keys[i].name + "=";
-    for (const char c : text != nullptr ? *text : toml_value(point[i])) {
+    for (const char c : text != nullptr ? *text : inline_toml(point[i])) {
       const auto byte = static_cast<unsigned char>(c);
       if (std::isalnum(byte) || std::string("_-+.").find(c) != std::string::npos) {
         part += c;

@@ -72,12 +72,4 @@ void check_different_seeds(const std::vector<int64_t>& seeds, const char* key);
 // The best of the tried settings, the first of several; nothing where none is finite.
 std::optional<SweepPoint> best_of(const std::vector<Tried>& tried);
 
-// Whether `key`, in which dots separate tables, has a value below `root`.
-bool has_below(const Node& root, const std::string& key);
-// Sets it.
-void set_below(Node& root, const std::string& key, const Node& value);
-
-// A plain value or a list as TOML writes it.
-std::string toml_value(const Node& value);
-
 }  // namespace headloom

@@ -34,6 +34,7 @@
 #include "train/run_session.h"
 #include "train/scaling.h"
 #include "train/sharded_model.h"
+#include "train/state.h"
 #include "train/training_memory.h"
 
 namespace headloom {
@@ -127,10 +128,22 @@ class Trainer {
   void note_failure(const std::string& problem) const {
     if (!first()) return;
     try {
-      write_result(control_.folder + "/result.json", {.problem = problem});
+      write_result(result_path(), {.problem = problem});
     } catch (const Error&) {  // why training failed is what the user is to be told
     }
   }
+
+  // Of a run that had nothing left to train, what is known of its end is left as it is.
+  void note_end(const TrainOutcome& outcome, bool trained) const {
+    const std::optional<RunResult> known = read_result(result_path());
+    if (!trained && known && known->problem.empty()) return;
+    write_result(result_path(), {.problem = "",
+                                 .warning = outcome.warning,
+                                 .tokens_per_second = outcome.tokens_per_second,
+                                 .peak_memory = outcome.peak_memory});
+  }
+
+  std::string result_path() const { return control_.folder + "/result.json"; }
 
   TrainOutcome train_to_end() {
     TrainOutcome out;
@@ -141,6 +154,7 @@ class Trainer {
     progress_.line(str(human_count(static_cast<double>(out.parameters)), " parameters, step ",
                        state_.step, " of ", options_.steps,
                        control_.of_comparison ? "" : "; " + task_->describe()));
+    const int64_t begun_at = state_.step;
     out.interrupted = !loop();
     out.requeue = out.interrupted && group_.any(to_be_requeued());
     out.step = state_.step;
@@ -151,6 +165,10 @@ class Trainer {
     out.peak_memory = memory_.bytes();
     if (!out.interrupted) out.warning = divergence();
     if (!out.warning.empty()) progress_.line("warning: " + out.warning);
+    // A comparison does so itself.
+    if (first() && !out.interrupted && !control_.of_comparison) {
+      note_end(out, state_.step > begun_at);
+    }
     return out;
   }
 
@@ -242,6 +260,8 @@ class Trainer {
     const int64_t checkpoint_every = options_.checkpoint_every.value_or(options_.eval_every);
     const int64_t begun_at = state_.step;
     while (state_.step < options_.steps && !reached_accuracy()) {
+      // How it ended before does not hold any more.
+      if (first() && state_.step == begun_at) std::filesystem::remove(result_path());
       step();
       const bool at_end = state_.step == options_.steps;
       if (state_.step % options_.eval_every == 0 || at_end) evaluate_now();
@@ -288,7 +308,7 @@ class Trainer {
     model_->redraw(point.step, static_cast<uint64_t>(options_.seed));
     for (const auto& [layer, load] : found.load) point.expert_load[layer] = shares_of(load);
     state_.step = point.step;
-    state_.tokens += options_.batch * work_unit(*task_).per_sequence;
+    state_.tokens += work_of_step(point.step);
     point.seconds = seconds_now() - start;
     state_.seconds += point.seconds;
     metrics_.add(point);
@@ -498,11 +518,24 @@ class Trainer {
     return str(speed, "  ", human_seconds(left), " left");
   }
 
+  // What step number `step`, from 1, trains on.
+  int64_t work_of_step(int64_t step) const {
+    return work_of(*task_, (step - 1) * options_.batch, options_.batch);
+  }
+
+  // By the median time of the last steps or, where their sequences have several lengths, by that of
+  // the steps of each.
   double tokens_per_second(const std::vector<double>& step_seconds) const {
-    const double seconds = median(step_seconds);
-    return seconds > 0
-               ? static_cast<double>(options_.batch * work_unit(*task_).per_sequence) / seconds
-               : 0;
+    std::map<int64_t, std::vector<double>> by_work;
+    int64_t step = state_.step - std::ssize(step_seconds);
+    for (const double seconds : step_seconds) by_work[work_of_step(++step)].push_back(seconds);
+    double work = 0, time = 0;
+    for (const auto& [of_step, seconds] : by_work) {
+      const auto steps = static_cast<double>(seconds.size());
+      work += steps * static_cast<double>(of_step);
+      time += steps * median(seconds);
+    }
+    return time > 0 ? work / time : 0;
   }
 
   // Made in this order: each needs those before it.

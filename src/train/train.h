@@ -6,7 +6,7 @@
 
 #include "core/config.h"
 #include "distributed/communicator.h"
-#include "train/state.h"
+#include "train/metrics.h"
 
 namespace headloom {
 

@@ -86,6 +86,19 @@ TEST(Diversity, IsTheCapturedVarianceOfTheFlattenedProducts) {
   }
 }
 
+// A head of differential attention has two products of queries and keys and one of values.
+TEST(Diversity, SaysWhatAnEvenShareIsOfEachKindOfProducts) {
+  const auto model = small_model("mixer = { type = \"differential\", heads = 2 }");
+  const Findings found = run("diversity", {.model = model.get()});
+  ASSERT_GE(found.sentences.size(), 2u);
+  EXPECT_TRUE(test::contains(found.sentences[0], "Of the QK products the first of 4 components"))
+      << found.sentences[0];
+  EXPECT_TRUE(test::contains(found.sentences[0], "evenly (25.0%)")) << found.sentences[0];
+  EXPECT_TRUE(test::contains(found.sentences[1], "Of the OV products the first of 2 components"))
+      << found.sentences[1];
+  EXPECT_TRUE(test::contains(found.sentences[1], "evenly (50.0%)")) << found.sentences[1];
+}
+
 TEST(Diversity, SimilarityIsTheMeanCosine) {
   const auto model = small_model(kDcmha);
   const Subject subject = reading(model);

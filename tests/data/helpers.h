@@ -16,8 +16,8 @@ namespace headloom::data {
 
 using test::TempFolder;
 
-// The task of a config like "type = 'copy'\ncount = 3".
-inline std::shared_ptr<Task> task_of(const std::string& toml, uint64_t seed = 1) {
+// The task of a config like "type = 'copy'\ncount = 3", before it is made.
+inline std::shared_ptr<TaskSpec> spec_of(const std::string& toml) {
   Node node = parse_toml(toml, "test.toml");
   std::shared_ptr<TaskSpec> spec;
   struct Holder {
@@ -27,7 +27,11 @@ inline std::shared_ptr<Task> task_of(const std::string& toml, uint64_t seed = 1)
   Node root;
   root.set("task", std::move(node));
   read_fields(root, holder);
-  return spec->build(seed);
+  return spec;
+}
+
+inline std::shared_ptr<Task> task_of(const std::string& toml, uint64_t seed = 1) {
+  return spec_of(toml)->build(seed);
 }
 
 // The message of the error that making the task of `toml` ends with.

@@ -18,7 +18,7 @@ int64_t targets_of(const Batch& batch, int64_t index) {
 TEST(RecallSegments, TrainingGoesThroughThemInOrderEveryEpoch) {
   const auto task = task_of(kMixed);
   EXPECT_EQ(task->length(), 48);
-  EXPECT_EQ(task->train_length(), (6 * 16 + 4 * 24) / 10);
+  EXPECT_EQ(task->train_length(), (6 * 16 + 4 * 24) / 10.0);
   // A batch is as long as its longest sequence.
   const Batch first = task->train_batch(0, 6), both = task->train_batch(0, 10);
   EXPECT_EQ(first.inputs.size(1), 16);

@@ -115,11 +115,11 @@ void expect_same_gradients(const Pair<Model>& both, const Gradients& exact) {
 void expect_same(const ModelConfig& config, const ModelInput& input, bool checkpoint = false,
                  bool narrow = false) {
   const Pair<Model> both = pair_of(config);
-  ASSERT_EQ(device_of(*both.away), kDevice);
+  ASSERT_EQ(both.away->device(), kDevice);
   both.here->train();
   both.away->train();
   ModelInput here = input, away = there(input);
-  here.checkpoint = away.checkpoint = checkpoint;
+  here.activation_checkpointing = away.activation_checkpointing = checkpoint;
   const char* const type = narrow ? "bfloat16" : "float32";
   Values expected, found;
   {

@@ -1,8 +1,7 @@
 // The mixture of experts against the original authors' code and its formula token by token, its
 // choice, its balance loss, its costs and what it refuses.
-#include <ATen/autocast_mode.h>
-
 #include "support.h"
+#include "testing/autocast.h"
 #include "testing/errors.h"
 #include "testing/golden.h"
 
@@ -269,10 +268,7 @@ TEST(MoeMixer, TokensAreIndependentAndPrecisionFollows) {
   const Tensor y = mixer->forward(x, {});
   EXPECT_EQ(y.sizes(), x.sizes());
   EXPECT_TRUE(close(mixer->forward(x.narrow(1, 7, 1), {}), y.narrow(1, 7, 1), 1e-5));
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const Tensor cast = mixer->forward(x, {});
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const Tensor cast = under_autocast([&] { return mixer->forward(x, {}); });
   EXPECT_TRUE(close(cast, y, 0.03));  // the scores are float32: no choice changes
   y.square().sum().backward();
   for (const auto& item : mixer->named_parameters()) {

@@ -1,16 +1,17 @@
 // What every token mixer must hold. The cases are every registered mixer with its defaults, and
 // variants of the options; a newcomer is tested by its registry line.
-#include <ATen/autocast_mode.h>
-
 #include <random>
 
 #include "support.h"
+#include "testing/autocast.h"
 #include "testing/joined.h"
 
 namespace headloom::properties_test {
 namespace {
 
 constexpr int64_t kWidth = 96;
+const char* const kForm = "only \"simple\" and \"local\" have a state";
+const char* const kWindow = "window is 5, but a memory is read as a whole";
 
 struct Variant {
   std::string mixer;
@@ -19,7 +20,11 @@ struct Variant {
   std::string position = "rope";
   bool bias = false;
   int64_t short_conv = 0;
+  // What it cannot do though its mixer's traits say that the mixer can. Everything else it must do.
+  std::string not_both_ways = "", no_memory = "";  // words of the sentence that refuses it
+  std::string no_state = "";                       // why
 
+  MixerTraits traits() const { return make_spec(token_mixers(), "token mixer", mixer)->traits(); }
   LayerShape shape(bool causal = true) const {
     LayerShape s;
     s.width = kWidth;
@@ -35,13 +40,7 @@ struct Variant {
     return test::mixer(mixer, options, shape(causal));
   }
   // Causal, unless it is a mixer of whole sequences.
-  std::shared_ptr<TokenMixer> build() const {
-    try {
-      return build(true);
-    } catch (const UsageError&) {
-      return build(false);
-    }
-  }
+  std::shared_ptr<TokenMixer> build() const { return build(traits().causal); }
 };
 std::ostream& operator<<(std::ostream& out, const Variant& v) {
   return out << v.mixer << " {" << v.options << "} layer " << v.layer << " short_conv "
@@ -56,24 +55,40 @@ std::vector<Variant> variants() {
   }
   // Every mixer that looks back, after a short convolution.
   for (const auto& entry : token_mixers()) {
-    if (entry.traits.causal) out.push_back({.mixer = entry.name, .options = "", .short_conv = 4});
+    if (!entry.traits.causal) continue;
+    out.push_back({.mixer = entry.name,
+                   .options = "",
+                   .short_conv = 4,
+                   .not_both_ways = "short_conv is 4, which looks back only"});
   }
   const std::vector<Variant> more = {
-      {"mha", "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5"},
+      {.mixer = "mha",
+       .options = "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5",
+       .no_memory = kWindow},
       {"mha", "heads = 6\nkv_heads = 1\nhead_dim = 10", 0, "alibi"},
       {"talking_heads", "heads = 6\nkey_heads = 4\nvalue_heads = 12"},
       {"talking_heads", "heads = 8\nkey_heads = 12\nvalue_heads = 4\nkv_heads = 2\nhead_dim = 10"},
-      {"talking_heads", "heads = 6\npost = false\nwindow = 5\nqk_norm = true", 0, "alibi"},
-      {"dcmha", "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5"},
+      {.mixer = "talking_heads",
+       .options = "heads = 6\npost = false\nwindow = 5\nqk_norm = true",
+       .position = "alibi",
+       .no_memory = kWindow},
+      {.mixer = "dcmha",
+       .options = "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5",
+       .no_memory = kWindow},
       {"dcmha", "heads = 6\ngroups = 3\nrank = 1\nstatic = \"replace\""},
       {"dcmha", "heads = 6\ngroups = 2\nstatic = \"add\"\nkey_wise = false"},
       {"dcmha", "heads = 1\nhead_dim = 20\nprojection = false\npost = false"},
       {"dcmha", "heads = 6\nquery_wise = false\ngate = false\nstatic = \"replace\"\npre = false"},
-      {"differential", "heads = 6\nkv_heads = 2\nwindow = 5", 3},
+      {.mixer = "differential",
+       .options = "heads = 6\nkv_heads = 2\nwindow = 5",
+       .layer = 3,
+       .no_memory = kWindow},
       {"differential", "heads = 6\nkv_heads = 3\npairing = \"repeat\"\nqk_norm = true", 1},
       {"differential", "heads = 6\nkv_heads = 1\nhead_dim = 10\nnorm_scale = false", 0, "alibi"},
       {"multi_token", "preset = \"released\"\nheads = 6\nkv_heads = 2\nconv_layers = \"all\""},
-      {"multi_token", "conv_layers = \"all\"\nconv_mask = \"exact\"\nwindow = 5\ngate = \"full\""},
+      {.mixer = "multi_token",
+       .options = "conv_layers = \"all\"\nconv_mask = \"exact\"\nwindow = 5\ngate = \"full\"",
+       .no_memory = kWindow},
       {"multi_token",
        "heads = 6\nconv_layers = \"all\"\nconv_heads = 2\npre_mix = \"groups\"\nmix_heads = 3\n"
        "conv_padding = \"left\"\nkey_kernel = 4\npost_conv = true"},
@@ -87,9 +102,9 @@ std::vector<Variant> variants() {
       {"retention", "heads = 6\nvalue_factor = 0.5\nchunk = 5"},
       {"aft", "form = \"simple\""},
       {"aft", "local_window = 5"},
-      {"aft", "form = \"full\""},
-      {"aft", "form = \"full\"\nfactor = 3"},
-      {"aft", "form = \"conv\"\nreach = 5\nheads = 6"},
+      {.mixer = "aft", .options = "form = \"full\"", .no_state = kForm},
+      {.mixer = "aft", .options = "form = \"full\"\nfactor = 3", .no_state = kForm},
+      {.mixer = "aft", .options = "form = \"conv\"\nreach = 5\nheads = 6", .no_state = kForm},
       {"gla", "heads = 6\nexpand_k = 0.25\nexpand_v = 0.75\ngate_rank = 3\ngate_normalizer = 1.0"},
       {"performer", "heads = 6\nfeatures = 5\northogonal = false\neps = 0.01"},
       {"performer", "heads = 2\nfeatures = 20\nkernel = \"relu\"\neps = 0.1", 0, "learned", true},
@@ -104,22 +119,38 @@ std::vector<Variant> variants() {
   return out;
 }
 
-// A mixer that cannot look ahead or read a memory says so in a UsageError that begins with its
-// name. Returns the sentence, or "" where `run` went through.
-std::string refused(const std::function<void()>& run, const std::string& mixer) {
+// What a mixer cannot do it refuses in a UsageError that begins with its name and has `words` in
+// it; where there are no words, it must do it. Returns the sentence, "" where `run` went through.
+std::string refused(const std::function<void()>& run, const std::string& mixer,
+                    const std::string& words) {
+  std::string sentence;
   try {
     run();
-    return "";
   } catch (const UsageError& e) {
-    EXPECT_EQ(std::string(e.what()).rfind(mixer, 0), 0u) << e.what();
-    return e.what();
+    sentence = e.what();
   }
+  if (words.empty()) {
+    EXPECT_EQ(sentence, "");
+  } else {
+    EXPECT_TRUE(sentence.starts_with(mixer)) << sentence;
+    EXPECT_TRUE(test::contains(sentence, words));
+  }
+  return sentence;
 }
 
 class TokenMixers : public ::testing::TestWithParam<Variant> {
  protected:
   void SetUp() override { at::manual_seed(11); }
   static Tensor input(int64_t batch, int64_t length) { return at::randn({batch, length, kWidth}); }
+  // Why the mixer has no state to decode from; "" where it has one, as it must.
+  static std::string stateless(const TokenMixer& mixer) {
+    const Variant& v = GetParam();
+    const MixerTraits traits = v.traits();
+    const std::string why =
+        traits.causal && traits.stateful ? v.no_state : v.mixer + " has no state";
+    EXPECT_EQ(mixer.stateful(), why.empty());
+    return why;
+  }
 };
 
 TEST_P(TokenMixers, KeepsShapeAtOddLengths) {
@@ -135,8 +166,9 @@ TEST_P(TokenMixers, KeepsShapeAtOddLengths) {
 
 TEST_P(TokenMixers, FutureTokensChangeNothing) {
   std::shared_ptr<TokenMixer> mixer;
-  const std::string refusal =
-      refused([&] { mixer = GetParam().build(/*causal=*/true); }, GetParam().mixer);
+  const Variant& v = GetParam();
+  const std::string refusal = refused([&] { mixer = v.build(/*causal=*/true); }, v.mixer,
+                                      v.traits().causal ? "" : "mixes the whole sequence");
   if (!refusal.empty()) GTEST_SKIP() << refusal;
   test::add_noise(*mixer, 0.1);
   const Tensor x = input(1, 24);
@@ -154,7 +186,7 @@ TEST_P(TokenMixers, FutureTokensChangeNothing) {
 TEST_P(TokenMixers, PiecesGiveTheWhole) {
   at::NoGradGuard no_grad;
   const auto mixer = GetParam().build();
-  if (!mixer->stateful()) GTEST_SKIP() << GetParam().mixer << " has no state";
+  if (const std::string why = stateless(*mixer); !why.empty()) GTEST_SKIP() << why;
   test::add_noise(*mixer, 0.1);
   const int64_t length = 41;
   const Tensor x = input(2, length), whole = mixer->forward(x, {});
@@ -179,7 +211,7 @@ TEST_P(TokenMixers, PiecesGiveTheWhole) {
 TEST_P(TokenMixers, TheStateIsAsLargeAsSaid) {
   at::NoGradGuard no_grad;
   const auto mixer = GetParam().build();
-  if (!mixer->stateful()) GTEST_SKIP() << GetParam().mixer << " has no state";
+  if (const std::string why = stateless(*mixer); !why.empty()) GTEST_SKIP() << why;
   for (const int64_t length : {1, 3, 4, 41}) {
     MixerState state;
     mixer->extend(input(1, length), state, {});
@@ -191,7 +223,7 @@ TEST_P(TokenMixers, TheStateIsAsLargeAsSaid) {
 TEST_P(TokenMixers, JoinedSequencesAreAsAlone) {
   at::NoGradGuard no_grad;
   const auto mixer = GetParam().build();
-  if (!mixer->stateful()) GTEST_SKIP() << GetParam().mixer << " has no state";
+  if (const std::string why = stateless(*mixer); !why.empty()) GTEST_SKIP() << why;
   test::add_noise(*mixer, 0.1);
   std::vector<Tensor> inputs, wholes;
   for (int i = 0; i < 5; ++i) {
@@ -221,10 +253,12 @@ TEST_P(TokenMixers, SequencesOfABatchAreIndependent) {
 }
 
 TEST_P(TokenMixers, PaddingBeyondLengthsIsNotRead) {
-  if (GetParam().mixer == "fnet") GTEST_SKIP() << "fnet does not mask padding, as published";
+  const Variant& v = GetParam();
+  if (v.mixer == "fnet") GTEST_SKIP() << "fnet does not mask padding, as published";
   std::shared_ptr<TokenMixer> mixer;
   const std::string refusal =
-      refused([&] { mixer = GetParam().build(/*causal=*/false); }, GetParam().mixer);
+      refused([&] { mixer = v.build(/*causal=*/false); }, v.mixer,
+              v.traits().bidirectional ? v.not_both_ways : "looks back only");
   if (!refusal.empty()) GTEST_SKIP() << refusal;
   test::add_noise(*mixer, 0.1);
   const Tensor x = input(2, 16);
@@ -241,14 +275,16 @@ TEST_P(TokenMixers, PaddingBeyondLengthsIsNotRead) {
 }
 
 TEST_P(TokenMixers, DocumentsAreIsolated) {
-  const auto mixer = GetParam().build();
+  const Variant& v = GetParam();
+  const auto mixer = v.build();
   test::add_noise(*mixer, 0.1);
   const Tensor a = input(1, 11), b = input(1, 8);
   MixerContext context;
   context.documents = at::cat({at::zeros({1, 11}, test::kLong), at::ones({1, 8}, test::kLong)}, 1);
   Tensor packed;
   const std::string refusal =
-      refused([&] { packed = mixer->forward(at::cat({a, b}, 1), context); }, GetParam().mixer);
+      refused([&] { packed = mixer->forward(at::cat({a, b}, 1), context); }, v.mixer,
+              v.traits().documents ? "" : "documents are packed in a sequence");
   if (!refusal.empty()) GTEST_SKIP() << refusal;
   // Positions are relative in every variant or begin anew, so the second document may start
   // anywhere.
@@ -284,13 +320,16 @@ TEST_P(TokenMixers, WindowOfTheWholeLengthIsNoWindow) {
 }
 
 TEST_P(TokenMixers, MemoryIsWhatCrossAttentionReads) {
-  const auto mixer = GetParam().build();
+  const Variant& v = GetParam();
+  const auto mixer = v.build();
   test::add_noise(*mixer, 0.1);
   const Tensor x = input(2, 5);
   MixerContext context;
   context.memory = input(2, 9);
   Tensor y;
-  const std::string refusal = refused([&] { y = mixer->forward(x, context); }, GetParam().mixer);
+  const std::string refusal =
+      refused([&] { y = mixer->forward(x, context); }, v.mixer,
+              v.traits().cross_attention ? v.no_memory : "does not read a memory");
   if (!refusal.empty()) GTEST_SKIP() << refusal;
   EXPECT_EQ(y.sizes(), x.sizes());
   // Every query sees every key: the last one too.
@@ -346,10 +385,7 @@ TEST_P(TokenMixers, Bfloat16FollowsFloat) {
   const auto mixer = GetParam().build();
   const Tensor x = input(2, 33);
   const Tensor expected = mixer->forward(x, {});
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const Tensor cast = mixer->forward(x, {});
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const Tensor cast = test::under_autocast([&] { return mixer->forward(x, {}); });
   EXPECT_TRUE(test::close(cast, expected, 0.05));
   if (cast.requires_grad()) cast.sum().backward();
   mixer->to(at::kBFloat16);

@@ -1,6 +1,5 @@
 // Activation checkpointing changes nothing but memory: loss, gradients, statistics and the random
 // numbers that follow are those of a step without it, bit for bit.
-#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/node.h>
 
@@ -8,6 +7,7 @@
 
 #include "model/model.h"
 #include "support.h"
+#include "testing/autocast.h"
 
 namespace headloom::test::activation_checkpoint_test {
 namespace {
@@ -40,13 +40,12 @@ Step step_of(Model& model, ModelInput input, const Tensor& targets, bool checkpo
   at::manual_seed(11);
   AuxiliaryOutputs auxiliary;
   input.auxiliary = &auxiliary;
-  input.checkpoint = checkpoint;
-  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  at::autocast::set_autocast_enabled(at::kCPU, narrow);
-  const Tensor hidden = model.hidden(input);
-  Tensor loss = model.loss(hidden.flatten(0, -2), targets.flatten()).sum;
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  input.activation_checkpointing = checkpoint;
+  const auto loss_of = [&] {
+    const Tensor hidden = model.hidden(input);
+    return model.loss(hidden.flatten(0, -2), targets.flatten()).sum;
+  };
+  Tensor loss = narrow ? under_autocast(loss_of) : loss_of();
   if (auxiliary.loss.defined()) loss = loss + auxiliary.loss * 100;
   Step out{.loss = loss.detach(), .load = auxiliary.load, .nodes = graph_nodes(loss)};
   loss.backward();
@@ -155,8 +154,8 @@ TEST(ActivationCheckpoint, EvaluationIsAsBefore) {
   model->eval();
   at::NoGradGuard no_grad;
   const Tensor input = tokens(2, 8, 31);
-  EXPECT_TRUE(
-      model->hidden({.tokens = input, .checkpoint = true}).equal(model->hidden({.tokens = input})));
+  EXPECT_TRUE(model->hidden({.tokens = input, .activation_checkpointing = true})
+                  .equal(model->hidden({.tokens = input})));
 }
 
 }  // namespace

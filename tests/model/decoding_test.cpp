@@ -17,19 +17,6 @@
 namespace headloom::test::decoding_test {
 namespace {
 
-// Null for a mixer that looks both ways.
-std::shared_ptr<Decoder> decoder(const std::string& toml) {
-  at::manual_seed(3);
-  auto model = decoder_if_it_fits(
-      model_of("width = 48\ndepth = 3\nvocabulary = 30\nmax_length = 40\n" + toml));
-  if (!model) return model;
-  model->eval();
-  at::NoGradGuard no_grad;
-  // What starts as zero or the identity is moved away, so that every part works.
-  for (Tensor p : model->parameters()) p.add_(at::randn_like(p) * 0.05);
-  return model;
-}
-
 // Every token mixer that looks back only, by itself; what surrounds a mixer; mixtures.
 std::vector<std::string> models() {
   std::vector<std::string> out;

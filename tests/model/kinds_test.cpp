@@ -154,6 +154,7 @@ std::vector<std::string> two_way_mixers() {
       out.push_back(mixer.name);
     } catch (const UsageError& error) {
       const std::string message = error.what();
+      EXPECT_FALSE(mixer.traits.bidirectional) << message;
       EXPECT_TRUE(contains(message, "model.layer[0].mixer (" + mixer.name + "): " + mixer.name))
           << message;
     }
@@ -273,6 +274,7 @@ TEST(EncoderDecoder, EveryComposedMixerReadsTheSource) {
     try {
       model = build_model(model_of(config));
     } catch (const UsageError& error) {
+      EXPECT_FALSE(mixer.traits.cross_attention) << error.what();
       EXPECT_TRUE(contains(error.what(), "model.layer[0].cross (" + mixer.name + "): "));
       continue;
     }

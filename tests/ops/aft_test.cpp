@@ -2,8 +2,7 @@
 // what it refuses. The kernels are in aft_fused_test.cpp.
 #include "ops/aft/op.h"
 
-#include <ATen/autocast_mode.h>
-
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 
@@ -229,10 +228,7 @@ TEST_F(Aft, AutocastCastsTheSequences) {
     Call c(form, true, 1, 12, 4);
     for (Tensor* t : {&c.q, &c.k, &c.v}) *t = t->to(at::kFloat);
     const Tensor expected = std::get<0>(c.run());
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    const Tensor cast = std::get<0>(c.run());
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-    at::autocast::clear_cache();
+    const Tensor cast = under_autocast([&] { return std::get<0>(c.run()); });
     EXPECT_EQ(cast.scalar_type(), at::kBFloat16);
     EXPECT_TRUE(close(cast, expected, 0.03)) << form;
   }

@@ -3,10 +3,10 @@
 #include "ops/causal_conv1d/op.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "fused.h"
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -162,10 +162,7 @@ TEST(CausalConv1d, AutocastCastsTheSequence) {
   const Case c{.name = ""};
   const Problem p = make(c, at::kFloat);
   const Tensor expected = std::get<0>(run(p.x, {}, c, nullptr));
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const Tensor cast = std::get<0>(run(p.x, {}, c, nullptr));
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const Tensor cast = under_autocast([&] { return std::get<0>(run(p.x, {}, c, nullptr)); });
   EXPECT_EQ(cast.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(close(cast, expected, 0.02));
 }

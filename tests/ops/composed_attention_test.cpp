@@ -1,8 +1,7 @@
 // The operator against loops over its formula, gradients against differences, and its error
 // sentences. Everything runs in double, which the plain reference computes.
-#include <ATen/autocast_mode.h>
-
 #include "case.h"
+#include "testing/autocast.h"
 
 namespace headloom::composed_attention_test {
 namespace {
@@ -277,10 +276,7 @@ TEST(ComposedAttention, AutocastComputesInBfloat16) {
   everything(c.o.pre, 1);
   for (Tensor* t : c.reals()) *t = t->to(at::kFloat);
   const Tensor expected = c.run();
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const Tensor out = c.run();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const Tensor out = under_autocast([&] { return c.run(); });
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(test::close(out, expected, 0.06));
 }

@@ -3,8 +3,6 @@
 // what is refused.
 #include "ops/dynamic_weights/op.h"
 
-#include <ATen/autocast_mode.h>
-
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"

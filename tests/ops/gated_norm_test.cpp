@@ -3,7 +3,6 @@
 // ATEN_CPU_CAPABILITY=avx2 and =default.
 #include "ops/gated_norm/op.h"
 
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "testing/compare.h"

@@ -3,11 +3,11 @@
 // what is refused.
 #include "ops/linear_cross_entropy/op.h"
 
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -185,11 +185,7 @@ TEST(LinearCrossEntropy, AutocastMultipliesInBFloat16) {
   at::manual_seed(4);
   const Call c(9, 16, 100, true);
   const Found plain = evaluate(c, "fused", at::kBFloat16);
-  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const Found got = evaluate(c, "fused", at::kFloat);
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const Found got = under_autocast([&] { return evaluate(c, "fused", at::kFloat); });
   EXPECT_TRUE(got.real[0].equal(plain.real[0]));
   EXPECT_EQ(got.real[2].scalar_type(), at::kFloat);
   EXPECT_TRUE(close(got.real[2], plain.real[2], 1e-2));

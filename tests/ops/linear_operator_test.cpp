@@ -4,10 +4,10 @@
 #include "ops/linear/op.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "ops/product/product.h"
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -149,11 +149,7 @@ TEST(LinearOperator, AutocastMultipliesInBFloat16) {
     const Tensor narrow = leaf(weight.detach().to(at::kBFloat16));
     const Tensor plain = ops::linear(x.to(at::kBFloat16), narrow, {}, bias.to(at::kBFloat16));
     plain.sum().backward();
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    const Tensor got = ops::linear(x, weight, {}, bias);
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-    at::autocast::clear_cache();
+    const Tensor got = under_autocast([&] { return ops::linear(x, weight, {}, bias); });
     got.sum().backward();
     EXPECT_TRUE(got.equal(plain));
     EXPECT_EQ(weight.grad().scalar_type(), at::kFloat);

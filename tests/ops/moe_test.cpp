@@ -3,10 +3,10 @@
 // again with ATEN_CPU_CAPABILITY=avx2 and =default.
 #include "ops/moe/op.h"
 
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "fused.h"
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 
@@ -177,10 +177,7 @@ TEST(Moe, AutocastKeepsTheWeights) {
   Problem p = make({});
   const Tensor exact = p.run();
   for (Tensor* t : {&p.x, &p.up, &p.down, &p.weight}) *t = t->to(at::kFloat);
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const Tensor y = p.run();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const Tensor y = under_autocast([&] { return p.run(); });
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(close(y, exact, 0.02));
 }

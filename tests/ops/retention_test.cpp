@@ -2,9 +2,8 @@
 // it refuses.
 #include "ops/retention/op.h"
 
-#include <ATen/autocast_mode.h>
-
 #include "linear_attention.h"
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 
@@ -118,7 +117,7 @@ TEST_F(Retention, PiecesWithTheStateBetweenAreTheWhole) {
   Call c(2, 150, 3, 4, 6);
   c.o.documents = at::arange(150, kLong).div(40, "floor").expand({2, 150});
   const auto [output, state] = c.run();
-  for (const int64_t first : {1, 64, 77, 149}) {
+  for (const int64_t first : {1, 64, 77, 80, 149}) {
     const auto piece = [&](int64_t from, int64_t length, const Tensor& s) {
       Call p = c;
       for (Tensor* t : {&p.q, &p.k, &p.v, &p.o.documents}) *t = t->narrow(1, from, length);
@@ -126,7 +125,7 @@ TEST_F(Retention, PiecesWithTheStateBetweenAreTheWhole) {
       return p.run();
     };
     const auto [o1, s1] = piece(0, first, {});
-    // The state belongs to the document of the position after it.
+    // An initial state belongs to the first position's document: one that begins there has none.
     const bool boundary = first % 40 == 0;
     const auto [o2, s2] = piece(first, 150 - first, boundary ? Tensor() : s1);
     EXPECT_TRUE(close(at::cat({o1, o2}, 1), output, 1e-12)) << first;
@@ -162,10 +161,7 @@ TEST_F(Retention, LowPrecisionAccumulatesInFloat) {
   EXPECT_TRUE(close(o, output, 0.004));  // one rounding of the result
   EXPECT_TRUE(close(s, state, 1e-5));
   for (Tensor* t : {&c.q, &c.k, &c.v}) *t = t->to(at::kFloat);
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const auto cast = std::get<0>(c.run());
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const auto cast = under_autocast([&] { return std::get<0>(c.run()); });
   EXPECT_EQ(cast.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(close(cast, output, 0.004));
 }

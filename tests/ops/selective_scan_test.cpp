@@ -3,8 +3,7 @@
 // selective_scan_fused_test.cpp.
 #include "ops/selective_scan/op.h"
 
-#include <ATen/autocast_mode.h>
-
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/golden.h"
@@ -195,10 +194,7 @@ TEST_F(SelectiveScan, AutocastCastsTheSequences) {
   c.everything();
   for (Tensor* t : c.tensors()) *t = t->to(at::kFloat);
   const auto [expected, state] = c.run();
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const auto [cast, cast_state] = c.run();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const auto [cast, cast_state] = under_autocast([&] { return c.run(); });
   EXPECT_EQ(cast.scalar_type(), at::kBFloat16);
   EXPECT_EQ(cast_state.scalar_type(), at::kFloat);
   EXPECT_TRUE(close(cast, expected, 0.02));

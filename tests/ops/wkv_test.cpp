@@ -2,8 +2,7 @@
 // authors' recorded tensors, and what it refuses. The kernels are in wkv_fused_test.cpp.
 #include "ops/wkv/op.h"
 
-#include <ATen/autocast_mode.h>
-
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/golden.h"
@@ -177,10 +176,7 @@ TEST_F(Wkv, AutocastCastsTheSequences) {
   Call c(1, 50, 8);
   for (Tensor* t : {&c.k, &c.v, &c.decay, &c.bonus}) *t = t->to(at::kFloat);
   const auto [expected, state] = c.run();
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const auto [cast, cast_state] = c.run();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
+  const auto [cast, cast_state] = under_autocast([&] { return c.run(); });
   EXPECT_EQ(cast.scalar_type(), at::kBFloat16);
   EXPECT_EQ(cast_state.scalar_type(), at::kFloat);
   EXPECT_TRUE(close(cast, expected, 0.02));

@@ -202,7 +202,7 @@ def by_threes(p):
 def test_chunks_add_up(monkeypatch):
     """Three chunks of queries, of which the first sees no key, in tiles of the real size."""
     monkeypatch.undo()
-    monkeypatch.setattr(gpu.Problem, "chunks", by_threes)
+    monkeypatch.setattr(gpu.KernelArguments, "chunks", by_threes)
     compare(Case(B=1, T=8, S=5, H=4, pre={"rank_q": 1, "static": True}, post={"rank_k": 1, "gates": True}))
 
 
@@ -219,7 +219,7 @@ def test_products_leave_out_what_is_not_seen(monkeypatch, case):
     """Memory there is full of NaN. Two chunks, each with several bands."""
     monkeypatch.setattr(gpu, "BAND", 64)
     monkeypatch.setattr(gpu, "KEY_BAND", 128)
-    monkeypatch.setattr(gpu.Problem, "chunks", lambda p: (p.parts(first, min(first + 192, p.T)) for first in range(0, p.T, 192)))
+    monkeypatch.setattr(gpu.KernelArguments, "chunks", lambda p: (p.parts(first, min(first + 192, p.T)) for first in range(0, p.T, 192)))
     compare(case())
 
 
@@ -250,10 +250,10 @@ def test_chunks_of_a_window_are_taken_together(monkeypatch, case, together):
     case = case()
     B, T, H, _ = case.q.shape
     # The least memory for maps that holds so many.
-    rows = [parts.own for parts in gpu.Problem(*case.arguments()).chunks()]
+    rows = [parts.own for parts in gpu.KernelArguments(*case.arguments()).chunks()]
     assert [chunk.chunks for chunk in rows] == [3]
     monkeypatch.setattr(gpu, "MAPS", together * B * H * 64 * gpu.up(rows[0].keys, gpu.COLUMNS) * 4)
-    assert [parts.own.chunks for parts in gpu.Problem(*case.arguments()).chunks()] == ([3] if together == 3 else [2, 1])
+    assert [parts.own.chunks for parts in gpu.KernelArguments(*case.arguments()).chunks()] == ([3] if together == 3 else [2, 1])
     compare(case)
 
 
@@ -262,20 +262,20 @@ def test_maps_of_a_chunk_take_no_more_than_their_memory(monkeypatch, window):
     """Whatever the window is. Chunks have each query once."""
     case = Case(B=1, T=1000, S=1000, H=2, post={"rank_q": 1}, window=window)
     monkeypatch.setattr(gpu, "MAPS", 1 << 20)
-    problem = gpu.Problem(*case.arguments())
+    arguments = gpu.KernelArguments(*case.arguments())
     end = 0
-    for parts in problem.chunks():
+    for parts in arguments.chunks():
         chunk = parts.own
         assert chunk.first == end
         end = chunk.last + (chunk.chunks - 1) * chunk.step
-        assert problem.maps(chunk).numel() * 4 <= gpu.MAPS
+        assert arguments.maps(chunk).numel() * 4 <= gpu.MAPS
     assert 1000 <= end < 1064 + (window or 0)
 
 
 @pytest.mark.parametrize("conv_mask", ["double", "exact"])
 def test_convolutions_reach_over_chunks(monkeypatch, conv_mask):
     """Each chunk of three queries reads scores of up to five earlier ones, and adds to their gradients."""
-    monkeypatch.setattr(gpu.Problem, "chunks", by_threes)
+    monkeypatch.setattr(gpu.KernelArguments, "chunks", by_threes)
     both = {"pre_conv": kernel(2, 3, 3), "post_conv": kernel(2, 4, 3), "conv_mask": conv_mask}
     compare(Case(B=2, T=11, S=11, pre=DCMHA, post={"static": True}, bias=torch.randn(2, 11, 11), **both))
     compare(Case(B=1, T=14, S=14, post={"rank_q": 1}, window=4, **both))

@@ -286,8 +286,34 @@ def test_speed_and_memory_are_measured_apart_and_once(tmp_path):
         assert model["decode_tokens_per_second"]["low"] == pytest.approx(min(speeds[model["model"]]["decode_tokens_per_second"]))
     headloom("compare", "c.toml", "--set", "speed.rounds=1", cwd=tmp_path)
     assert kept.read_bytes() != before
+    # On another machine, or with other threads, they are measured anew; a report shows where they are from.
+    once = json.loads(kept.read_text())
+    kept.write_text(json.dumps(once | {"copy": once["copy"] | {"machine": "another"}}))
+    written = json.loads(report[1].read_text())
+    written["machine"]["Processor"] = "another"
+    report[1].write_text(json.dumps(written))
+    shown = json.loads(headloom("report", "runs/c", "--json", cwd=tmp_path).stdout)
+    assert shown["machine"]["Processor"] == "another"
+    assert shown["tasks"][0]["models"][0]["decode_tokens_per_second"]["median"] > 0
+    assert "measuring" in headloom("compare", "c.toml", "--set", "speed.rounds=1", cwd=tmp_path).stderr
     headloom("compare", "c.toml", "--set", "speed.rounds=0", "--fresh", cwd=tmp_path)
     assert not kept.exists()
+
+
+def test_speed_and_memory_are_those_of_all_training_lengths(tmp_path):
+    """Whichever comes first: the steps of each length are timed."""
+    task = "{ type = 'mqar', vocabulary = 24, eval_segments = ['16:2'], eval_sequences = 8, segments = [%s] }"
+    lengths = ["'16:2:32'", "'512:2:32'"]
+    tasks = [f"[[tasks]]\nname = '{name}'\ntask = {task % ', '.join(order)}\n" for name, order in (("up", lengths), ("down", lengths[::-1]))]
+    place(
+        tmp_path,
+        "title = 'lengths'\nseeds = [1]\n[model]\nwidth = 16\ndepth = 1\n[train]\nsteps = 2\nbatch = 8\n[speed]\nrounds = 1\n"
+        "[[models]]\nname = 'mha'\nmixer = { type = 'mha', heads = 2 }\n" + "".join(tasks),
+    )
+    headloom("compare", "c.toml", cwd=tmp_path)
+    speeds = json.loads((tmp_path / "runs/c/speeds.json").read_text())
+    memory = {name: speeds[name]["models"]["mha"]["peak_memory_bytes"][0] for name in ("up", "down")}
+    assert memory["up"] == pytest.approx(memory["down"], rel=0.3), "where the first length alone counts they are 15 times apart"
 
 
 def test_a_budget_of_seconds_is_measured_once(tmp_path):
@@ -303,6 +329,12 @@ def test_a_budget_of_seconds_is_measured_once(tmp_path):
     before = results(tmp_path / "runs/c")
     headloom(*arguments, *deep, cwd=tmp_path)
     assert results(tmp_path / "runs/c") == before
+    # Steps of two machines are not set against each other.
+    kept = tmp_path / "runs/c/step_seconds.json"
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"machine": "another"}))
+    headloom(*arguments, *deep, cwd=tmp_path)
+    more = ("--set", "models.1.model={depth=9}", "--set", "speed.rounds=0")
+    assert 'steps were timed on "another", and this is "' in refused(*arguments, *more, cwd=tmp_path)
 
 
 def test_a_run_of_a_sweep_belongs_to_its_comparison(tmp_path):

@@ -6,6 +6,7 @@ import headloom
 import numpy
 import pytest
 import torch
+from headloom._scoring import log_likelihoods
 from torch.func import functional_call
 
 WIDTH, VOCABULARY = 32, 40
@@ -313,10 +314,24 @@ def test_meta_models_do_not_write():
 
 
 def test_default_devices_are_followed():
+    there, given = model(), tokens()
     before = torch.get_default_device()
     torch.set_default_device("meta")
     try:
         assert next(model().parameters()).is_meta
+        # What belongs to a model, or to nothing yet, is where that is.
+        state = headloom.State()
+        there.extend(given, state)
+        assert there.extend(given[:, :1], state.select([1, 0])).is_cpu
+        there.generate(given, 2)
+        assert headloom.Tokenizer("bytes").encode("").is_cpu
+        assert len(log_likelihoods(there, [([1, 2], [3])])) == 1
     finally:
         torch.set_default_device(before)
     assert next(model().parameters()).is_cpu
+
+
+def test_a_model_without_values_may_be_larger_than_memory():
+    with torch.device("meta"):
+        assert sum(p.numel() for p in model(width=1 << 14, depth=256).parameters()) > 1e11  # each of its tensors fits
+    assert "parameters in float32" in said(ValueError, lambda: model(width=1 << 14, depth=256))

@@ -447,7 +447,7 @@ KINDS = {
 
 
 def chunk_of(T, S, causal, window, first, rows, together=1):
-    """A chunk as ``Problem.chunks`` makes it, of rows from `first` on."""
+    """A chunk as ``KernelArguments.chunks`` makes it, of rows from `first` on."""
     past = S - T
     if together > 1:
         before = up(window - 1, 16)

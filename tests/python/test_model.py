@@ -486,6 +486,29 @@ def test_tokenizer():
         headloom.Tokenizer("nothing.json")
 
 
+def test_a_tokenizer_stays_the_same_in_another_folder(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    for name, text in ("a", "the loom"), ("b", "zzzz"):
+        (tmp_path / name).mkdir()
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=262, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator([text] * 9, trainer)
+        tokenizer.save(str(tmp_path / name / "tokenizer.json"))
+    monkeypatch.chdir(tmp_path / "a")
+    model = headloom.model(width=32, depth=1, max_length=8, tokenizer="tokenizer.json")
+    expected, pickled = model.encode("the loom").tolist(), pickle.dumps(model)
+    monkeypatch.chdir(tmp_path / "b")
+    assert headloom.Tokenizer("tokenizer.json").encode("the loom").tolist() != expected
+    assert pickle.loads(pickled).encode("the loom").tolist() == expected
+    model.save(tmp_path / "run")
+    assert headloom.load(tmp_path / "run").encode("the loom").tolist() == expected
+
+
 # --- Files ---------------------------------------------------------------------------------------
 
 

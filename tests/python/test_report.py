@@ -499,7 +499,18 @@ def test_a_run_whose_training_failed_says_why_until_it_goes_on(place, tmp_path):
     assert run["state"] == "failed" and run["problem"] == message.removeprefix("headloom: ").strip()
     headloom("train", str(place / "run.toml"), "--out", "run", "--resume", cwd=tmp_path)
     (run,) = json.loads(headloom("report", "run", "--json", cwd=tmp_path).stdout)["tasks"][0]["models"][0]["runs"]
-    assert run["state"] == "finished" and not (tmp_path / "run/result.json").exists()
+    assert run["state"] == "finished" and json.loads((tmp_path / "run/result.json").read_text())["problem"] == ""
+
+
+def test_a_run_by_itself_that_diverged_says_so_in_reports(place, tmp_path):
+    done = headloom("train", str(place / "run.toml"), "--out", "run", "--set", "train.lr=10.0", "--set", "train.clip=0.0", "--set", "train.warmup=0", "--set", "train.steps=20", cwd=tmp_path)
+    assert "warning: the run has diverged" in done.stderr
+    for resume in (), ("--resume",):
+        if resume:
+            headloom("train", "run", *resume, cwd=tmp_path)
+        (model,) = json.loads(headloom("report", "run", "--json", cwd=tmp_path).stdout)["tasks"][0]["models"]
+        assert "the run has diverged" in model["runs"][0]["warning"]
+        assert "diverged" in headloom("report", "run", cwd=tmp_path).stdout
 
 
 def test_a_run_that_processes_shared_goes_on_with_as_many(place, tmp_path):

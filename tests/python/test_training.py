@@ -109,6 +109,8 @@ def test_the_bias_moves_towards_equal_load():
     headloom.balance_experts(layer)
     expected = SPEED * torch.sign(load.double().mean() - load)
     torch.testing.assert_close(layer.choice_bias.double(), expected, rtol=0, atol=0)
+    layer.load_state_dict({name: value.bfloat16() for name, value in layer.state_dict().items()}, assign=True)
+    assert layer.choice_bias.dtype == torch.float32
 
 
 @pytest.mark.parametrize("how", [lambda m: m.to(torch.bfloat16), lambda m: m.double().half(), lambda m: m.half(), lambda m: m.bfloat16().float().half()])

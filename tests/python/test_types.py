@@ -48,6 +48,8 @@ TYPES = {
     "headloom.channel_mixer('moe', 8)(x)": "torch.Tensor",
     "headloom.channel_mixer('moe', 8)(x, auxiliary=True)": "tuple[torch.Tensor, torch.Tensor]",
     "headloom.channel_mixer('moe', 8)(x, auxiliary=bool(count))": "torch.Tensor | tuple[torch.Tensor, torch.Tensor]",
+    "headloom.channel_mixer('moe', 8)(x, None, True)": "tuple[torch.Tensor, torch.Tensor]",
+    "headloom.channel_mixer('moe', 8)(x, None, bool(count))": "torch.Tensor | tuple[torch.Tensor, torch.Tensor]",
     "headloom.load('run')": "headloom._model.Model",
     "headloom.model(width=8)": "headloom._model.Model",
     "headloom.composed_attention(x, x, x)": "torch.Tensor",

@@ -75,13 +75,13 @@ TEST(PowerLaw, TheFrontierIsTheBestSplitOfTheCompute) {
 
 // Models at three sizes; `worth` is the planted factor of each but the first, which is the
 // baseline.
-Comparison ladder(const std::vector<double>& worth, int seeds, double noise, size_t rungs = 3) {
-  Comparison c{.title = "Ladder"};
+Comparison series(const std::vector<double>& worth, int seeds, double noise, size_t points = 3) {
+  Comparison c{.title = "SizeSeries"};
   for (int s = 1; s <= seeds; ++s) c.seeds.push_back(s);
   for (size_t m = 0; m <= worth.size(); ++m) c.models.push_back({.label = str("m", m)});
-  for (size_t r = 0; r < rungs; ++r) {
+  for (size_t r = 0; r < points; ++r) {
     const std::string name = str("text-s", r + 1);
-    c.tasks.push_back({.name = name, .metric = "loss", .ladder = "text"});
+    c.tasks.push_back({.name = name, .metric = "loss", .size_of = "text"});
     const double tokens = 1e6 * std::pow(3, r), flops_per_token = 2e5 * std::pow(3, r);
     for (size_t m = 0; m < c.models.size(); ++m) {
       c.builds.push_back({.model = c.models[m].label,
@@ -106,14 +106,14 @@ Comparison ladder(const std::vector<double>& worth, int seeds, double noise, siz
 }
 
 TEST(Scaling, FindsWhatComputeIsWorth) {
-  const Comparison c = ladder({1.5, 1.0}, 5, 0.001);
+  const Comparison c = series({1.5, 1.0}, 5, 0.001);
   const Summary summary = summarize(c);
-  const std::vector<Ladder> found = ladders(c, summary);
+  const std::vector<SizeSeries> found = size_series(c, summary);
   ASSERT_EQ(found.size(), 1u);
   ASSERT_EQ(found[0].families.size(), 3u);
   const FamilyFit& base = found[0].families[0];
   EXPECT_TRUE(base.worth.empty());
-  EXPECT_NEAR(base.rungs[1].compute, 3 * 6e5 * 3e6, 1);
+  EXPECT_NEAR(base.points[1].compute, 3 * 6e5 * 3e6, 1);
   EXPECT_LE(base.exponent.low, base.law.exponents[0]);
   EXPECT_GE(base.exponent.high, base.law.exponents[0]);
   ASSERT_EQ(base.bands.size(), found[0].grid.size());
@@ -130,19 +130,19 @@ TEST(Scaling, FindsWhatComputeIsWorth) {
       << found[0].answer;
   EXPECT_NE(found[0].answer.find("no difference is found"), std::string::npos) << found[0].answer;
   EXPECT_NE(found[0].answer.find("nothing tests their form"), std::string::npos);
-  const Comparison four = ladder({1.5}, 5, 0.01, 4);
+  const Comparison four = series({1.5}, 5, 0.01, 4);
   EXPECT_NE(
-      ladders(four, summarize(four))[0].answer.find("The curves miss the means by up to 0.00"),
+      size_series(four, summarize(four))[0].answer.find("The curves miss the means by up to 0.00"),
       std::string::npos)
-      << ladders(four, summarize(four))[0].answer;
+      << size_series(four, summarize(four))[0].answer;
   // The same every time.
-  EXPECT_EQ(found[0].answer, ladders(c, summary)[0].answer);
+  EXPECT_EQ(found[0].answer, size_series(c, summary)[0].answer);
 }
 
 // Both models follow one law, which is steeper than any that is fitted, and the second takes more
 // compute for each token.
 TEST(Scaling, CurvesOfAnotherFormMakeEqualModelsNoDifferent) {
-  Comparison c = ladder({1.0}, 5, 0);
+  Comparison c = series({1.0}, 5, 0);
   for (Build& build : c.builds) {
     if (build.model == "m1") build.flops_per_unit *= 1.2;
   }
@@ -154,7 +154,7 @@ TEST(Scaling, CurvesOfAnotherFormMakeEqualModelsNoDifferent) {
     const double compute = 3 * build->flops_per_unit * last.tokens;
     last.loss = last.quality = 1 + 2 * std::pow(compute / 1e12, -1.6) + 1e-3 * (run.seed % 2);
   }
-  const Ladder found = ladders(c, summarize(c))[0];
+  const SizeSeries found = size_series(c, summarize(c))[0];
   const Equivalence& top = found.families[1].worth.back();
   EXPECT_GT(found.families[1].law.error, 0.05);
   EXPECT_LT(top.interval.low, 1);
@@ -166,8 +166,8 @@ TEST(Scaling, CurvesOfAnotherFormMakeEqualModelsNoDifferent) {
 
 TEST(Scaling, DoesNotExtrapolateFar) {
   // A size is 9 times the compute of the one before: at the last, 20 times lie beyond.
-  const Comparison c = ladder({20.0}, 5, 0.001);
-  const Ladder found = ladders(c, summarize(c))[0];
+  const Comparison c = series({20.0}, 5, 0.001);
+  const SizeSeries found = size_series(c, summarize(c))[0];
   EXPECT_TRUE(std::isnan(found.families[1].worth.back().factor));
   EXPECT_TRUE(std::isinf(found.families[1].worth.back().interval.high));
   EXPECT_NEAR(found.families[1].worth.front().factor, 20, 1);
@@ -175,57 +175,57 @@ TEST(Scaling, DoesNotExtrapolateFar) {
 }
 
 TEST(Scaling, SaysWhatItCannotKnow) {
-  const Comparison two = ladder({1.5}, 5, 0.001, 2);
-  const Ladder few = ladders(two, summarize(two))[0];
+  const Comparison two = series({1.5}, 5, 0.001, 2);
+  const SizeSeries few = size_series(two, summarize(two))[0];
   EXPECT_TRUE(few.families[0].law.factors.empty());
   EXPECT_NE(few.answer.find("this takes 3 sizes"), std::string::npos) << few.answer;
 
-  const Comparison once = ladder({1.5}, 1, 0.001);
-  const Ladder single = ladders(once, summarize(once))[0];
+  const Comparison once = series({1.5}, 1, 0.001);
+  const SizeSeries single = size_series(once, summarize(once))[0];
   EXPECT_TRUE(std::isnan(single.families[1].worth.back().interval.low));
   EXPECT_NEAR(single.families[1].worth.back().factor, 1.5, 0.05);
   EXPECT_NE(single.answer.find("at least 5 seeds"), std::string::npos) << single.answer;
 
-  Comparison none = ladder({1.5}, 2, 0.001);
+  Comparison none = series({1.5}, 2, 0.001);
   none.runs.clear();
-  EXPECT_TRUE(ladders(none, summarize(none)).empty());
-  EXPECT_TRUE(ladders(small({{"a", {1}}}), summarize(small({{"a", {1}}}))).empty());
+  EXPECT_TRUE(size_series(none, summarize(none)).empty());
+  EXPECT_TRUE(size_series(small({{"a", {1}}}), summarize(small({{"a", {1}}}))).empty());
 }
 
 TEST(Scaling, ASizeBesideAnotherDoesNotShortenTheReach) {
   // The last two sizes have nearly the same compute.
-  Comparison c = ladder({1.5}, 3, 0.001, 4);
+  Comparison c = series({1.5}, 3, 0.001, 4);
   for (report::Build& build : c.builds) {
     if (build.task == "text-s4") build.flops_per_unit = 2e5 * 9 * 9 / 27 * 1.02;
   }
-  const Ladder found = ladders(c, summarize(c))[0];
+  const SizeSeries found = size_series(c, summarize(c))[0];
   EXPECT_FALSE(std::isnan(found.families[1].worth.back().factor)) << found.answer;
 }
 
 TEST(Scaling, SaysThatTheLossOfTheBaselineDoesNotFall) {
-  Comparison c = ladder({1.5}, 3, 0.001);
+  Comparison c = series({1.5}, 3, 0.001);
   for (auto& run : c.runs) {
     if (run.model == "m0") run.points.back().loss = 9 + 1e-8 * run.points.back().tokens;
   }
-  const std::string answer = ladders(c, summarize(c))[0].answer;
+  const std::string answer = size_series(c, summarize(c))[0].answer;
   EXPECT_NE(answer.find("because the loss of `m0` does not fall with the compute"),
             std::string::npos)
       << answer;
 }
 
 TEST(Scaling, SaysThatTheBaselineNeverGetsAsLow) {
-  Comparison c = ladder({1.5}, 3, 0.001);
+  Comparison c = series({1.5}, 3, 0.001);
   for (auto& run : c.runs) {
     if (run.model == "m1") run.points.back().loss -= 3;
   }
-  const std::string answer = ladders(c, summarize(c))[0].answer;
+  const std::string answer = size_series(c, summarize(c))[0].answer;
   EXPECT_NE(answer.find("because the fit of `m0` stays above that loss"), std::string::npos)
       << answer;
 }
 
 // Three sizes, each with three budgets, and a loss of either.
 Comparison crossed(double (*loss)(double parameters, double tokens)) {
-  Comparison c = ladder({}, 3, 0, 9);
+  Comparison c = series({}, 3, 0, 9);
   for (size_t r = 0; r < 9; ++r) {
     c.builds[r].parameters = static_cast<int64_t>(1e5 * std::pow(3, r % 3));
     c.builds[r].flops_per_unit = 6 * static_cast<double>(c.builds[r].parameters);
@@ -243,19 +243,19 @@ Comparison crossed(double (*loss)(double parameters, double tokens)) {
 TEST(Scaling, OfAGridTheErrorIsThatOfTheFitToSizeAndData) {
   const Comparison c = crossed(
       [](double n, double d) { return 1.5 + 40 * std::pow(n, -0.3) + 60 * std::pow(d, -0.25); });
-  const Ladder found = ladders(c, summarize(c))[0];
+  const SizeSeries found = size_series(c, summarize(c))[0];
   ASSERT_EQ(found.families[0].surface.factors.size(), 2u);
   EXPECT_NE(found.answer.find("The fits of the loss to parameters and data miss"),
             std::string::npos)
       << found.answer;
-  for (const Rung& rung : found.families[0].rungs) {
-    EXPECT_NEAR(found.families[0].fitted_loss(rung), rung.loss(), 1e-3);
+  for (const SizePoint& point : found.families[0].points) {
+    EXPECT_NEAR(found.families[0].fitted_loss(point), point.loss(), 1e-3);
   }
 }
 
 // A model that fails at the largest size has no frontier, and a curve through the rest is none.
 TEST(Scaling, AFrontierIsNotComparedWithACurve) {
-  Comparison c = ladder({1.0}, 5, 0, 9);
+  Comparison c = series({1.0}, 5, 0, 9);
   for (size_t r = 0; r < 9; ++r) {
     const double n = 1e6 * std::pow(3, r / 3), d = 1e7 * std::pow(3, r % 3);
     for (auto& build : c.builds) {
@@ -271,7 +271,7 @@ TEST(Scaling, AFrontierIsNotComparedWithACurve) {
       if (run.model == "m1" && r >= 6) run.state = RunState::kFailed;
     }
   }
-  const std::vector<Ladder> found = ladders(c, summarize(c));
+  const std::vector<SizeSeries> found = size_series(c, summarize(c));
   EXPECT_NE(found[0].answer.find("`m1` has results at too few sizes and budgets"),
             std::string::npos)
       << found[0].answer;
@@ -281,7 +281,7 @@ TEST(Scaling, AFrontierIsNotComparedWithACurve) {
 TEST(Scaling, OfAGridWhoseLossFallsWithDataAloneThereIsNoLawOfCompute) {
   const Comparison c =
       crossed([](double n, double d) { return 1.5 + 60 * std::pow(d, -0.25) + 1e-7 * n; });
-  const Ladder found = ladders(c, summarize(c))[0];
+  const SizeSeries found = size_series(c, summarize(c))[0];
   EXPECT_TRUE(found.families[0].law.factors.empty());
   EXPECT_NE(found.answer.find("falls with more data and not with more parameters, so that no size "
                               "is the best for a given compute"),
@@ -294,15 +294,15 @@ TEST(Scaling, OfAGridWhoseLossFallsWithDataAloneThereIsNoLawOfCompute) {
 
 TEST(Scaling, SeedsThatAModelHasNotFinishedAreLeftOutForAll) {
   // Equal models, of which one lacks the hardest seed.
-  Comparison c = ladder({1.0}, 5, 0.2);
+  Comparison c = series({1.0}, 5, 0.2);
   const auto of_seed_2 = [](const auto& run) { return run.model == "m1" && run.seed == 2; };
   std::erase_if(c.runs, of_seed_2);
-  const Ladder found = ladders(c, summarize(c))[0];
+  const SizeSeries found = size_series(c, summarize(c))[0];
   EXPECT_NEAR(found.families[1].worth.back().factor, 1, 1e-3);
   EXPECT_NE(found.answer.find("has not finished are left out for all"), std::string::npos);
   // With one seed of a size there is no interval.
   std::erase_if(c.runs, [](const auto& run) { return run.seed > 1 && run.task == "text-s2"; });
-  const Ladder single = ladders(c, summarize(c))[0];
+  const SizeSeries single = size_series(c, summarize(c))[0];
   EXPECT_TRUE(std::isnan(single.families[1].worth.back().interval.low));
   EXPECT_NE(single.answer.find("Intervals take at least 5 seeds of every size and model."),
             std::string::npos)
@@ -310,50 +310,50 @@ TEST(Scaling, SeedsThatAModelHasNotFinishedAreLeftOutForAll) {
 }
 
 TEST(Scaling, SaysOnWhichSideTheBaselineIsNotKnown) {
-  Comparison c = ladder({1.0}, 3, 0.001);
+  Comparison c = series({1.0}, 3, 0.001);
   for (auto& run : c.runs) {
     if (run.model == "m1") run.points.back().loss += 3;
   }
-  EXPECT_NE(ladders(c, summarize(c))[0].answer.find("more than one size below its first"),
+  EXPECT_NE(size_series(c, summarize(c))[0].answer.find("more than one size below its first"),
             std::string::npos)
-      << ladders(c, summarize(c))[0].answer;
+      << size_series(c, summarize(c))[0].answer;
 }
 
 TEST(Scaling, TheTokensOfASizeAreTheMeanOfItsRuns) {
-  Comparison c = ladder({}, 2, 0.001);
+  Comparison c = series({}, 2, 0.001);
   c.runs.front().points.back().tokens *= 3;  // one seed of the first size
-  EXPECT_NEAR(ladders(c, summarize(c))[0].families[0].rungs[0].tokens, 2e6, 1);
+  EXPECT_NEAR(size_series(c, summarize(c))[0].families[0].points[0].tokens, 2e6, 1);
 }
 
 TEST(Scaling, SaysThatTheFloorIsAtItsBound) {
   // Losses that fall ever faster: no loss that cannot be reduced explains them.
-  Comparison c = ladder({}, 5, 0.001);
+  Comparison c = series({}, 5, 0.001);
   for (auto& run : c.runs) {
     Point& last = run.points.back();
     last.loss = last.quality = 9 - 1e-6 * last.tokens + 1e-3 * static_cast<double>(run.seed);
   }
-  const std::vector<std::string> row = scaling_table(ladders(c, summarize(c))[0]).at(1);
+  const std::vector<std::string> row = scaling_table(size_series(c, summarize(c))[0]).at(1);
   EXPECT_EQ(row.at(2), "0, its bound");
 }
 
 TEST(Scaling, SaysThatAnExponentIsAtItsBound) {
-  Comparison c = ladder({}, 5, 0.001);
+  Comparison c = series({}, 5, 0.001);
   for (auto& run : c.runs) {  // as C^-2
     Point& last = run.points.back();
     last.loss = last.quality = 1.5 + std::pow(last.tokens / 1e6, -4);
   }
-  const std::vector<std::string> row = scaling_table(ladders(c, summarize(c))[0]).at(1);
+  const std::vector<std::string> row = scaling_table(size_series(c, summarize(c))[0]).at(1);
   EXPECT_EQ(row.at(3), "0.990 (0.990 to 0.990), at a bound of the search");
   EXPECT_NE(to_json(c).find("\"exponent_at_bound\": true"), std::string::npos);
 }
 
 TEST(Scaling, ALossThatDoesNotFallHasNoExponent) {
-  Comparison c = ladder({}, 5, 0.001);
+  Comparison c = series({}, 5, 0.001);
   for (auto& run : c.runs) {
     Point& last = run.points.back();
     last.loss = last.quality = 2 + 1e-8 * last.tokens + 1e-3 * static_cast<double>(run.seed);
   }
-  const Ladder found = ladders(c, summarize(c))[0];
+  const SizeSeries found = size_series(c, summarize(c))[0];
   EXPECT_EQ(scaling_table(found).at(1).at(3), "none, the loss does not fall");
   EXPECT_NE(found.answer.find("does not fall with the compute"), std::string::npos) << found.answer;
   std::string json = to_json(c);
@@ -362,7 +362,7 @@ TEST(Scaling, ALossThatDoesNotFallHasNoExponent) {
 }
 
 TEST(Scaling, IsInEveryFormOfTheReport) {
-  const Comparison c = ladder({1.5}, 5, 0.001);
+  const Comparison c = series({1.5}, 5, 0.001);
   for (const std::string& form : {to_html(c), to_text(c, 1000), to_json(c)}) {
     EXPECT_NE(form.find("needs 1.5"), std::string::npos);
   }

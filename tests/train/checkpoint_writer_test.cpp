@@ -9,6 +9,7 @@
 #include "support.h"
 #include "train/checkpoint.h"
 #include "train/load.h"
+#include "train/state.h"
 
 namespace headloom::test::checkpoint_writer_test {
 namespace {

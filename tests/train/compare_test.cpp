@@ -23,25 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 
 Node comparison(const std::string& more = "") {
-  return parse_toml(R"(
-title = "Test"
-seeds = [1, 2]
-[model]
-width = 16
-depth = 2
-[[model.layer]]
-mixer = { heads = 4 }
-channel = { type = "swiglu", hidden = 40 }
-[train]
-steps = 3
-batch = 4
-eval_every = 2
-[[models]]
-name = "mha"
-[[models]]
-name = "talking"
-mixer = { type = "talking_heads" }
-[[models]]
+  return tiny_comparison(
+      "depth = 2\n[[model.layer]]\nmixer = { heads = 4 }\n"
+      "channel = { type = \"swiglu\", hidden = 40 }\n",
+      "steps = 3\n", R"([[models]]
 name = "wide"
 model = { position = { type = "none" } }
 mixer = { head_dim = 6 }
@@ -52,30 +37,7 @@ task = { type = "copy", symbols = 8, count = 4, eval_sequences = 8 }
 name = "recall"
 task = { type = "recall", vocabulary = 12, length = 8, pairs = 2, eval_sequences = 8 }
 train = { steps = 2, lr = 1e-2 }
-)" + more,
-                    "compare.toml");
-}
-
-CompareConfig config_of(const Node& node) {
-  CompareConfig config;
-  read_fields(node, config);
-  return config;
-}
-
-CompareOutcome compare_quietly(const Node& node, const std::string& folder, int* calls = nullptr) {
-  ::testing::internal::CaptureStderr();
-  try {
-    const auto count = [&](const CompareOutcome&) {
-      if (calls != nullptr) ++*calls;
-    };
-    const CompareOutcome outcome =
-        compare(config_of(node), {.folder = folder, .fresh = false, .progress = count});
-    ::testing::internal::GetCapturedStderr();
-    return outcome;
-  } catch (...) {
-    ::testing::internal::GetCapturedStderr();
-    throw;
-  }
+)" + more);
 }
 
 // Of the first model, to which the others on the task are matched.
@@ -456,15 +418,7 @@ TEST(Compare, GoesOnWithTheSameDataInAnotherPlaceAndWithNoOther) {
       ++timed;
       return 0.5;
     };
-    ::testing::internal::CaptureStderr();
-    try {
-      const CompareOutcome outcome = compare(config_of(config(file, seeds)), control);
-      ::testing::internal::GetCapturedStderr();
-      return outcome;
-    } catch (...) {
-      ::testing::internal::GetCapturedStderr();
-      throw;
-    }
+    return quietly([&] { return compare(compare_config(config(file, seeds)), control); });
   };
   const std::string run = folder.path("c/runs/text/mha/seed-");
   const auto before = losses(compared("a.txt", "[1, 2]"));
@@ -572,9 +526,9 @@ train = { steps = 5 }
   const report::Comparison& c = outcome.comparison;
   ASSERT_EQ(c.tasks.size(), 4u);
   EXPECT_EQ(c.tasks[1].name, "copy-large");
-  EXPECT_EQ(c.tasks[1].ladder, "copy");
+  EXPECT_EQ(c.tasks[1].size_of, "copy");
   EXPECT_EQ(c.tasks[2].name, "recall-small");
-  EXPECT_EQ(c.tasks[2].ladder, "recall");
+  EXPECT_EQ(c.tasks[2].size_of, "recall");
   // A size's options are merged over the task's, and every model of a size has as many parameters.
   for (const report::Run& run : c.runs) {
     ASSERT_TRUE(finished(run)) << run.problem;

@@ -4,6 +4,7 @@
 
 #include "model/model.h"
 #include "support.h"
+#include "train/metrics.h"
 
 namespace headloom::experts_test {
 namespace {

@@ -13,18 +13,6 @@ constexpr double kOneCode = 3e-3;
 
 const CachePolicy kInt8{.dtype = "int8"};
 
-// Null for a mixer that looks both ways.
-std::shared_ptr<Decoder> decoder(const std::string& toml) {
-  at::manual_seed(4);
-  auto model = decoder_if_it_fits(
-      model_of("width = 48\ndepth = 2\nvocabulary = 30\nmax_length = 80\n" + toml));
-  if (!model) return model;
-  model->eval();
-  at::NoGradGuard no_grad;
-  for (Tensor p : model->parameters()) p.add_(at::randn_like(p) * 0.05);
-  return model;
-}
-
 // Those that keep keys and values.
 std::vector<std::string> models() {
   std::vector<std::string> out;
@@ -85,8 +73,8 @@ TEST(Int8Cache, TheStateIsSmaller) {
   DecoderState wide, narrow = model->initial_state(kInt8);
   model->extend(tokens(3, 20, 30), wide);
   model->extend(tokens(3, 20, 30), narrow);
-  EXPECT_EQ(wide.bytes(), 2 * 2 * 3 * 20 * 48 * 4);
-  EXPECT_EQ(narrow.bytes(), 2 * 2 * 3 * 20 * (48 + 4 * 4));
+  EXPECT_EQ(wide.bytes(), 3 * 2 * 3 * 20 * 48 * 4);
+  EXPECT_EQ(narrow.bytes(), 3 * 2 * 3 * 20 * (48 + 4 * 4));
 }
 
 TEST(Int8Cache, ForgetsAsAPolicySays) {

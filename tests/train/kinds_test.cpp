@@ -125,7 +125,7 @@ TEST(Training, AUnitOfTrainingHasTheFlopsOfItsPositions) {
     const std::shared_ptr<data::Task> task = config.build_task();
     const std::shared_ptr<Model> model = build_without_memory(config.model);
     return std::pair(model_costs(*model, task->length()).flops_per_token,
-                     flops_per_unit(*model, *task));
+                     training_flops(*model, *task).per_unit);
   };
   const auto [token, of_token] = costs("masked", "");
   EXPECT_DOUBLE_EQ(of_token, token);

@@ -9,6 +9,9 @@
 #include "support.h"
 #include "testing/file_limit.h"
 #include "train/load.h"
+#include "train/metrics.h"
+#include "train/result.h"
+#include "train/state.h"
 
 namespace headloom::test::resume_test {
 namespace {
@@ -397,6 +400,12 @@ TEST(Divergence, AFinishedRunThatEndsAboveItsStartSaysSo) {
       contains(exploded.warning, "the run has diverged: the loss of its first batch was 2."))
       << exploded.warning;
   EXPECT_GT(exploded.evaluations.back().train_loss, 3);
+  // It stays with the run, also where a later call has nothing left to train.
+  const std::string result = folder.path("exploded/result.json"), kept = read_file(result);
+  EXPECT_EQ(read_result(result)->warning, exploded.warning);
+  train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),
+                {.folder = folder.path("exploded"), .resume = true});
+  EXPECT_EQ(read_file(result), kept);
   const TrainOutcome good =
       train_quietly(tiny_run("steps = 30\neval_every = 10"), {.folder = folder.path("good")});
   EXPECT_EQ(good.warning, "");

@@ -13,6 +13,7 @@
 #include "train/load.h"
 #include "train/run_folder.h"
 #include "train/run_past.h"
+#include "train/state.h"
 
 namespace headloom::test::runs_test {
 namespace {

@@ -14,6 +14,7 @@
 #include "testing/errors.h"
 #include "testing/temp_folder.h"
 #include "train/checkpoint.h"
+#include "train/compare.h"
 #include "train/train.h"
 
 namespace headloom::test {
@@ -31,16 +32,50 @@ inline Node tiny_run(const std::string& train, const std::string& model = "") {
   return root;
 }
 
-inline TrainOutcome train_quietly(const Node& config, const TrainControl& control) {
+// What `run` returns; what it writes to stderr is dropped.
+template <typename F>
+auto quietly(const F& run) {
   ::testing::internal::CaptureStderr();
   try {
-    const TrainOutcome outcome = train(config, control);
+    const auto result = run();
     ::testing::internal::GetCapturedStderr();
-    return outcome;
+    return result;
   } catch (...) {
     ::testing::internal::GetCapturedStderr();
     throw;
   }
+}
+
+inline TrainOutcome train_quietly(const Node& config, const TrainControl& control) {
+  return quietly([&] { return train(config, control); });
+}
+
+// Of plain attention and talking heads over two seeds. `model` and `train` are further keys of
+// [model] and [train], `more` is the rest: tasks, and what else there is.
+inline Node tiny_comparison(const std::string& model, const std::string& train,
+                            const std::string& more) {
+  return parse_toml(str("seeds = [1, 2]\n[model]\nwidth = 16\n", model,
+                        "\n[train]\nbatch = 4\neval_every = 2\n", train,
+                        "\n[[models]]\nname = \"mha\"\n[[models]]\nname = \"talking\"\n"
+                        "mixer = { type = \"talking_heads\" }\n",
+                        more),
+                    "compare.toml");
+}
+
+inline CompareConfig compare_config(const Node& node) {
+  CompareConfig config;
+  read_fields(node, config);
+  return config;
+}
+
+// `calls` counts those of CompareControl::progress.
+inline CompareOutcome compare_quietly(const Node& node, const std::string& folder,
+                                      int* calls = nullptr) {
+  const auto count = [&](const CompareOutcome&) {
+    if (calls != nullptr) ++*calls;
+  };
+  return quietly(
+      [&] { return compare(compare_config(node), {.folder = folder, .progress = count}); });
 }
 
 inline std::vector<std::string> lines_of(const std::string& path) {

@@ -18,9 +18,9 @@
 #include "train/evaluate.h"
 #include "train/interrupt.h"
 #include "train/load.h"
+#include "train/metrics.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
-#include "train/state.h"
 #include "train/workers.h"
 
 namespace headloom::test::sweep_test {
@@ -36,7 +36,7 @@ Sweep sweep_of(const std::string& text) { return Sweep::read(parse_toml(text, "s
 std::string values_of(const std::vector<SweepPoint>& points) {
   std::vector<std::string> texts;
   for (const SweepPoint& point : points) {
-    for (const Node& value : point) texts.push_back(toml_value(value));
+    for (const Node& value : point) texts.push_back(inline_toml(value));
   }
   std::string all;
   for (const std::string& text : texts) all += (all.empty() ? "" : " ") + text;
@@ -80,7 +80,7 @@ TEST(Sweep, GoesOnAtAnEdgeByItsOwnFactorUntilItMayNot) {
   all.push_back(tried("0.016", kNoLoss));
   EXPECT_TRUE(sweep.extension(all).empty()) << "the next one diverged";
   EXPECT_TRUE(sweep.at_edge(all, *best_of(all)).empty());
-  EXPECT_EQ(toml_value((*best_of(all))[0]), "0.008");
+  EXPECT_EQ(inline_toml((*best_of(all))[0]), "0.008");
   EXPECT_EQ(values_of(sweep.extension({tried("1e-3", 1), tried("2e-3", 2), tried("4e-3", 3)})),
             "5e-04");
   EXPECT_FALSE(best_of({tried("1", kNoLoss)}).has_value());
@@ -91,7 +91,7 @@ TEST(Sweep, TheLossDecidesBetweenEqualQualities) {
   all[0].loss = 2;
   all[1].loss = 1;
   all[2].loss = 3;
-  EXPECT_EQ(toml_value((*best_of(all))[0]), "2");
+  EXPECT_EQ(inline_toml((*best_of(all))[0]), "2");
 }
 
 TEST(Sweep, OnlyNumbersAtEqualFactorsGoOn) {
@@ -99,7 +99,7 @@ TEST(Sweep, OnlyNumbersAtEqualFactorsGoOn) {
     std::vector<Tried> all;
     const Sweep sweep = sweep_of("eps = " + values);
     for (const SweepPoint& point : sweep.grid()) {
-      all.push_back({point, toml_value(point[0]) == best ? 0.0 : 1.0, 0.0});
+      all.push_back({point, inline_toml(point[0]) == best ? 0.0 : 1.0, 0.0});
     }
     return values_of(sweep.extension(all));
   };
@@ -141,46 +141,14 @@ TEST(Sweep, RefusesWhatItCannotRead) {
 // --- In a comparison.
 
 Node comparison(const std::string& sweep) {
-  return parse_toml(str(R"(
-seeds = [1, 2]
-[model]
-width = 16
-depth = 1
-[[model.layer]]
-mixer = { heads = 2 }
-channel = { type = "swiglu", hidden = 24 }
-[train]
-steps = 4
-batch = 4
-warmup = 0
-eval_every = 2
-[[models]]
-name = "mha"
-[[models]]
-name = "talking"
-mixer = { type = "talking_heads" }
-[[tasks]]
+  return tiny_comparison(
+      "depth = 1\n[[model.layer]]\nmixer = { heads = 2 }\n"
+      "channel = { type = \"swiglu\", hidden = 24 }\n",
+      "steps = 4\nwarmup = 0\n", R"([[tasks]]
 name = "copy"
 task = { type = "copy", symbols = 2, count = 2, eval_sequences = 41 }
 [sweep]
-)",
-                        sweep),
-                    "compare.toml");
-}
-
-CompareOutcome compare_quietly(const Node& node, const std::string& folder) {
-  CompareConfig config;
-  read_fields(node, config);
-  ::testing::internal::CaptureStderr();
-  try {
-    const CompareOutcome outcome =
-        compare(config, {.folder = folder, .progress = [](const CompareOutcome&) {}});
-    ::testing::internal::GetCapturedStderr();
-    return outcome;
-  } catch (...) {
-    ::testing::internal::GetCapturedStderr();
-    throw;
-  }
+)" + sweep);
 }
 
 TEST(SweepInAComparison, ChoosesOnValidationDataAndReportsFreshSeedsOnTestData) {
@@ -220,7 +188,7 @@ TEST(SweepInAComparison, ChoosesOnValidationDataAndReportsFreshSeedsOnTestData) 
     const RunConfig config = run_config_in(folder.path(run.folder));
     EXPECT_EQ(config.train.eval_split, run.sweep ? "validation" : "test");
     EXPECT_EQ(config.train.seed, run.seed);
-    EXPECT_EQ(toml_value(*parse_toml(str("x = ", run.setting[0].value), "x").find("x")),
+    EXPECT_EQ(inline_toml(*parse_toml(str("x = ", run.setting[0].value), "x").find("x")),
               run.setting[0].value);
     EXPECT_EQ(formatted("%.3g", config.train.lr), run.setting[0].value);
     EXPECT_EQ(run.sweep, run.seed > 10);
@@ -336,8 +304,7 @@ TEST(SweepInAComparison, BudgetsOfOperationsAndSecondsDecideTheSteps) {
   const auto steps = [&](const std::string& budget, const std::string& where) {
     Node changed = node;
     apply_override(changed, "budget=" + budget);
-    CompareConfig config;
-    read_fields(changed, config);
+    const CompareConfig config = compare_config(changed);
     int measured = 0;
     const CompareControl control{.folder = folder.path(where),
                                  .progress = [](const CompareOutcome&) {},
@@ -391,8 +358,7 @@ TEST(SweepInAComparison, AStepOfAnExtensionIsMeasuredOnce) {
   apply_override(node, "train.steps=20");
   apply_override(node, "train.eval_every=20");
   apply_override(node, "robustness.model={equal_init=true}");
-  CompareConfig config;
-  read_fields(node, config);
+  const CompareConfig config = compare_config(node);
   int measured = 0;
   const CompareControl control{.folder = folder.path("c"),
                                .progress = [](const CompareOutcome&) {},
@@ -400,12 +366,7 @@ TEST(SweepInAComparison, AStepOfAnExtensionIsMeasuredOnce) {
                                    [&](const RunConfig&, const data::Task&) {
                                      return 0.1 / (1 + 0.1 * measured++);
                                    }};
-  const auto run = [&] {
-    ::testing::internal::CaptureStderr();
-    const CompareOutcome outcome = compare(config, control);
-    ::testing::internal::GetCapturedStderr();
-    return outcome;
-  };
+  const auto run = [&] { return quietly([&] { return compare(config, control); }); };
   const CompareOutcome first = run();
   EXPECT_EQ(first.comparison.sweep_planned, 6) << "both models have tried a third value";
   const int before = measured;
@@ -423,8 +384,7 @@ TEST(SweepInAComparison, AStepOfAnExtensionIsMeasuredOnce) {
 TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
   const TempFolder folder, other;
   const Node node = comparison("lr = [1e-3, 1e-2]\nextensions = 0\n");
-  CompareConfig config;
-  read_fields(node, config);
+  const CompareConfig config = compare_config(node);
   const CompareControl control{.folder = folder.path("c"),
                                .progress = [](const CompareOutcome&) {}};
   ::testing::internal::CaptureStderr();
@@ -460,8 +420,7 @@ TEST(SweepInAComparison, ARunThatFailsBeforeItBeginsSaysWhy) {
                                   [](const auto& entry) { return entry.first == "sweep"; }));
   apply_override(node,
                  "tasks.0.task={type='text',length=16,eval_tokens=64,paths=['" + text + "']}");
-  CompareConfig config;
-  read_fields(node, config);
+  const CompareConfig config = compare_config(node);
   const CompareControl control{.folder = folder.path("c"),
                                .progress = [](const CompareOutcome&) {}};
   ::testing::internal::CaptureStderr();
@@ -501,8 +460,7 @@ TEST(SweepInAComparison, ACommandOfAnEarlierPlanIsRefused) {
   const auto planned = [&](const char* change) {
     Node node = comparison("");
     apply_override(node, change);
-    CompareConfig config;
-    read_fields(node, config);
+    const CompareConfig config = compare_config(node);
     const CompareControl control{.folder = folder.path("c"),
                                  .progress = [](const CompareOutcome&) {}};
     return plan_comparison(config, control);
@@ -567,8 +525,7 @@ TEST(SweepInAComparison, AWrongValueIsNamedByItsKey) {
 
 TEST(SweepInAComparison, ARunWhoseProcessDiesTwiceIsGivenUpAndDecidesNothing) {
   const TempFolder folder;
-  CompareConfig config;
-  read_fields(comparison("lr = [1e-3, 1e-2]\n"), config);
+  const CompareConfig config = compare_config(comparison("lr = [1e-3, 1e-2]\n"));
   int started = 0;
   const CompareControl control{.folder = folder.path("c"),
                                .progress = [](const CompareOutcome&) {},
@@ -596,8 +553,7 @@ TEST(SweepInAComparison, ARunWhoseProcessDiesTwiceIsGivenUpAndDecidesNothing) {
 
 TEST(SweepInAComparison, ARunThatCannotBeWrittenStopsItAndHasNotFailed) {
   const TempFolder folder;
-  CompareConfig config;
-  read_fields(comparison("lr = [1e-3, 1e-2]\n"), config);
+  const CompareConfig config = compare_config(comparison("lr = [1e-3, 1e-2]\n"));
   int started = 0;
   report::Comparison last;
   const CompareControl control{
@@ -621,8 +577,7 @@ TEST(SweepInAComparison, ARunThatCannotBeWrittenStopsItAndHasNotFailed) {
 // In a process of its own, since an interrupt stays.
 TEST(SweepInAComparison, ASignalBeforeTheFirstRunInterruptsIt) {
   const TempFolder folder;
-  CompareConfig config;
-  read_fields(comparison("lr = [1e-3, 1e-2]\n"), config);
+  const CompareConfig config = compare_config(comparison("lr = [1e-3, 1e-2]\n"));
   const pid_t process = ::fork();
   if (process == 0) {
     install_interrupt_handler();

@@ -362,7 +362,7 @@ def keys_kernel(  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Problem:
+class KernelArguments:
     """A call's arguments as the kernels want them."""
 
     def __init__(
@@ -431,7 +431,7 @@ def starts(documents: Tensor) -> Tensor:
     return torch.cat((start, start[:, -1:]), 1)
 
 
-def running_sums(p: Problem, end: Tensor) -> Tensor:
+def running_sums(p: KernelArguments, end: Tensor) -> Tensor:
     """Before every tile of queries, [B, tiles, 3, C], and those of the returned state."""
     tiles = p.T // M + 1  # with the keys of its sums
     own, sums = p.floats(p.B, tiles, 3, p.C), p.floats(p.B, p.tiles, 3, p.C)
@@ -441,7 +441,7 @@ def running_sums(p: Problem, end: Tensor) -> Tensor:
 
 
 def carry(
-    p: Problem, own: Tensor, carried: Tensor, before: Optional[Tensor], after: Tensor, steps: int, *, backward: bool
+    p: KernelArguments, own: Tensor, carried: Tensor, before: Optional[Tensor], after: Tensor, steps: int, *, backward: bool
 ) -> None:
     """Starts `carry_kernel` over so many tiles. `before` and `after` are the first rows of [B, ..., C]."""
     carry_kernel[(p.columns, p.B)](
@@ -453,7 +453,7 @@ def carry(
 
 def forward(*arguments: Any) -> List[Tensor]:
     *call, training = arguments
-    p = Problem(*call)
+    p = KernelArguments(*call)
     out = p.q.new_empty(p.q.shape)
     end = p.floats(p.B, 3 + 2 * p.ring, p.C)
     sums = running_sums(p, end)
@@ -468,7 +468,7 @@ def forward(*arguments: Any) -> List[Tensor]:
 
 def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]:
     *call, kept, wanted = arguments
-    p = Problem(*call)
+    p = KernelArguments(*call)
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (p.q, p.k, p.v))
     grad_bias = None if p.bias is None else torch.zeros_like(p.bias, dtype=torch.float32)
     grad_state = None if p.state is None else p.state.new_empty(p.state.shape)
@@ -512,7 +512,7 @@ def backward(grads: Sequence[Optional[Tensor]], *arguments: Any) -> List[Tensor]
     return wanted_gradients(places, wanted)
 
 
-def row_of_end(p: Problem, grad_end: Tensor) -> Tuple[Tensor, Tensor]:
+def row_of_end(p: KernelArguments, grad_end: Tensor) -> Tuple[Tensor, Tensor]:
     """g, g r and -L of the returned state, [B, 3, C]: its sums are y's without the division. Says where they are the given
     state's, and empty: [B, C]."""
     end = p.floats(p.B, 3, p.C)
@@ -523,7 +523,7 @@ def row_of_end(p: Problem, grad_end: Tensor) -> Tuple[Tensor, Tensor]:
     return row, ~some if p.start is None else ~some & (p.start[:, -1:] == BEFORE)
 
 
-def add_bias_shares(p: Problem, total: Tensor, shares: Tensor) -> None:
+def add_bias_shares(p: KernelArguments, total: Tensor, shares: Tensor) -> None:
     """Adds [B, T, W] to the rows of the bias that the positions read, in a fixed order."""
     if p.start is None:
         total[p.offset : p.offset + p.T] = shares.sum(0)
@@ -534,7 +534,7 @@ def add_bias_shares(p: Problem, total: Tensor, shares: Tensor) -> None:
     total.index_put_((position.flatten(),), shares.flatten(0, 1), accumulate=True)
 
 
-def add_ring(p: Problem, total: Tensor, grad: Tensor) -> None:
+def add_ring(p: KernelArguments, total: Tensor, grad: Tensor) -> None:
     """Adds the gradient of the returned state's ring to that of its positions."""
     if p.start is not None:
         grad = torch.where(p.same_document(), grad, 0)

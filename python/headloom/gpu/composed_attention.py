@@ -93,7 +93,7 @@ class Parts(NamedTuple):
     scored: Chunk
 
 
-class Problem:
+class KernelArguments:
     """A call's arguments as the kernels want them."""
 
     def __init__(
@@ -343,7 +343,7 @@ class OfKeys:
         once: whether the first chunks are the last and write all keys. Memory then has the keys of the sequence, in any type.
     """
 
-    def __init__(self, p: Problem, memory: Tensor, once: bool = False) -> None:
+    def __init__(self, p: KernelArguments, memory: Tensor, once: bool = False) -> None:
         self.once = once
         self.before = 0 if once else p.keys_before
         self.causal, self.past = p.causal, p.S - p.T
@@ -351,13 +351,13 @@ class OfKeys:
         self.total = self.padded[:, self.before : self.before + p.S]
 
     @staticmethod
-    def size(p: Problem, G: int, K: int) -> Tuple[int, ...]:
+    def size(p: KernelArguments, G: int, K: int) -> Tuple[int, ...]:
         """Of its memory."""
         return p.B, G, p.keys_before + p.S + p.keys_after, K
 
     def bands(self, chunk: Chunk, of_group: int) -> List[Tuple[int, slice]]:
-        """Parts of a causal chunk's keys, each with the first row that sees some of them: what ``Problem.bands`` is for rows. The keys
-        that all rows see are one part."""
+        """Parts of a causal chunk's keys, each with the first row that sees some of them: what ``KernelArguments.bands`` is for
+        rows. The keys that all rows see are one part."""
         if not self.causal or chunk.left > 0 or of_group > 1:
             return [(0, slice(0, chunk.keys))]
         common = min(max(chunk.first + self.past, 0) // COLUMNS * COLUMNS, chunk.keys)
@@ -389,7 +389,7 @@ def side(weights: Tensors, length: int) -> Optional[kernels.Side]:
     return kernels.Side(down, up, gate, of_down, of_up, of_gate, length, triton.language.constexpr(rank(down)))
 
 
-def packed(given: Sequence[Tensors], p: "Problem") -> List[kernels.Mix]:
+def packed(given: Sequence[Tensors], p: "KernelArguments") -> List[kernels.Mix]:
     """Mixes as the kernels read them. Weights are 0 after the last query or key, and before the first key."""
     constant = triton.language.constexpr
     sides: List[kernels.Side] = []
@@ -504,14 +504,14 @@ def joined(maps: Tensor, mix: kernels.Mix) -> Tensor:
     return maps.view(maps.shape[0], groups, heads, -1)
 
 
-def run(kernel: triton.JITFunction, p: Problem, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
+def run(kernel: triton.JITFunction, p: KernelArguments, chunk: Chunk, of: Tile, *arguments: object, **constants: object) -> None:
     grid = (-(-chunk.keys // of.N), up(chunk.rows, ROWS) // of.M, p.B * chunk.chunks * p.groups)
     options = {"num_warps": of.warps, "num_stages": of.stages, "enable_fp_fusion": True}
     kernel[grid](*arguments, **constants, M=of.M, N=of.N, **options)
 
 
 def mix_maps(
-    p: Problem, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
+    p: KernelArguments, chunk: Chunk, lse: Tensor, mix: kernels.Mix, maps: Tensor, out: Tensor, to: str, exp: bool = False
 ) -> Optional[Tensor]:
     """Runs ``mix`` in CUDA or ``mix_kernel`` in Triton; for scores, log sum_s exp y of each tile: [tiles, B chunks, H, 1, rows]."""
     if mix.static is not None and exp:
@@ -539,7 +539,7 @@ def keep_lse(lse: Tensor, of_tiles: Tensor, own: Chunk, halo: int) -> None:
     )  # fmt: skip
 
 
-def hide(p: Problem, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
+def hide(p: KernelArguments, chunk: Chunk, lse: Tensor, maps: Tensor, ahead: int = 0) -> None:
     """Sets to 0, in place, what a query does not see; it sees `ahead` keys after its own."""
     call = p.call(chunk, lse, maps, ahead)
     run(kernels.mix_kernel, p, chunk, tile(NO_MIX, False, p.roomy), call, NO_MIX, maps, None, maps, None, EXP=False, TO="composed")
@@ -553,7 +553,7 @@ def row_shares(chunk: Chunk, keys: int, maps: Tensor) -> Tensor:
 
 def forward(*arguments: object) -> List[Tensor]:
     """The output [B, T, H, E] and L [B, H, T]; the schema of ``headloom::composed_attention_fused``."""
-    p = Problem(*arguments[:-1])  # type: ignore[arg-type]  # without `training`
+    p = KernelArguments(*arguments[:-1])  # type: ignore[arg-type]  # without `training`
     out = p.q.new_empty((p.B, p.T, p.H, p.E))
     lse = p.q.new_empty((p.B, p.H, p.T), dtype=torch.float32)
     if p.q.numel() == 0 or p.S == 0:
@@ -579,7 +579,7 @@ def forward(*arguments: object) -> List[Tensor]:
     return [out, lse]
 
 
-def convolved_scores(p: Problem, lse: Tensor, maps: Tensor, scored: Chunk, weighed: Chunk) -> Tensor:
+def convolved_scores(p: KernelArguments, lse: Tensor, maps: Tensor, scored: Chunk, weighed: Chunk) -> Tensor:
     """What enters the mix before softmax. With a convolution, `maps` are hidden in place first."""
     if p.pre_conv is None:
         return maps
@@ -590,14 +590,14 @@ def convolved_scores(p: Problem, lse: Tensor, maps: Tensor, scored: Chunk, weigh
 class MixGradients:
     """The gradients of a mix, as the chunks' parts are added."""
 
-    def __init__(self, mix: kernels.Mix, p: Problem, memory: Iterator[Tensor]) -> None:
+    def __init__(self, mix: kernels.Mix, p: KernelArguments, memory: Iterator[Tensor]) -> None:
         self.mix = mix
         self.static = None if mix.static is None else torch.zeros_like(mix.static, dtype=torch.float32)
         self.of_queries = None if mix.of_queries is None else next(memory)
         self.of_keys = None if mix.of_keys is None else OfKeys(p, next(memory))
 
     @staticmethod
-    def sizes(mix: kernels.Mix, p: Problem) -> List[Tuple[int, ...]]:
+    def sizes(mix: kernels.Mix, p: KernelArguments) -> List[Tuple[int, ...]]:
         """Of its memory."""
         found: List[Tuple[int, ...]] = []
         if mix.of_queries is not None:
@@ -629,7 +629,7 @@ class MixGradients:
 
 
 def mix_backward(
-    p: Problem,
+    p: KernelArguments,
     chunk: Chunk,
     lse: Tensor,
     total: MixGradients,
@@ -684,7 +684,7 @@ def mix_backward(
     return total.add(shares, chunk), sums
 
 
-def all_keys_at_once(p: Problem, chunks: Sequence[Parts]) -> bool:
+def all_keys_at_once(p: KernelArguments, chunks: Sequence[Parts]) -> bool:
     """Whether all chunks of a window are taken together, and have all keys."""
     if len(chunks) != 1 or chunks[0].own.chunks == 1:
         return False
@@ -692,7 +692,7 @@ def all_keys_at_once(p: Problem, chunks: Sequence[Parts]) -> bool:
     return own.left <= 0 and own.right + (own.chunks - 1) * own.step >= p.S
 
 
-def zeros(p: Problem, sizes: Sequence[Tuple[int, ...]]) -> List[Tensor]:
+def zeros(p: KernelArguments, sizes: Sequence[Tuple[int, ...]]) -> List[Tensor]:
     """Memory in float32, written by one kernel. Parts begin at addresses that products read well."""
     counts = [up(math.prod(size), 64) for size in sizes]
     parts = p.q.new_zeros(sum(counts), dtype=torch.float32).split(counts)
@@ -702,7 +702,7 @@ def zeros(p: Problem, sizes: Sequence[Tuple[int, ...]]) -> List[Tensor]:
 def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     """The gradient of each differentiable tensor that is there; the schema of ``headloom::composed_attention_backward``."""
     *call, kept, wanted = arguments
-    p = Problem(*call)  # type: ignore[arg-type]
+    p = KernelArguments(*call)  # type: ignore[arg-type]
     lse: Tensor = kept[0]  # type: ignore[index]
     bias: Optional[Tensor] = call[11]  # type: ignore[assignment]
     chunks = list(p.chunks()) if p.q.numel() > 0 and p.S > 0 else []

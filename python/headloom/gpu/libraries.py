@@ -1,7 +1,7 @@
 """Operators whose kernels for NVIDIA GPUs other packages have: flash-linear-attention and mamba-ssm.
 
 The functions take what ``headloom::X_fused`` takes and return its results, which have a gradient. The headers
-of the operators (``src/ops``) say what the arguments are, and their ``cuda.cpp`` which cases come here.
+of the operators (``src/ops``) say what the arguments are, and their ``CudaKernels`` which cases come here.
 """
 
 from __future__ import annotations

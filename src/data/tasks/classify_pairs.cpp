@@ -72,12 +72,13 @@ class Pairs final : public ExampleTask {
  public:
   Pairs(const ClassifyPairsOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("classify_pairs", options.files.tokenizer, options.files.length, 2),
-        path_(*options.files.path) {
+        path_(*options.files.path),
+        split_length_(options.files.split_length()) {
     std::vector<uint64_t> lots;
     read(path_, lots);
     const size_t first_apart = pairs_.size();
     if (options.files.held_out_path) read(*options.files.held_out_path, lots);
-    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed);
+    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed, lots);
     std::vector<int64_t> trained;
     for (const size_t i : train()) trained.push_back(pairs_[i].label);
     labels_.order(options.labels, trained);
@@ -110,9 +111,29 @@ class Pairs final : public ExampleTask {
     int64_t label;  // its number
   };
 
+  // Takes tokens from the end of the longer text until both fit into `length` positions. Returns
+  // whether that took any.
+  bool cut(Pair& pair, int64_t length) const {
+    const auto room = static_cast<size_t>(length - frame(2));
+    const bool longer = pair.first.size() + pair.second.size() > room;
+    while (pair.first.size() + pair.second.size() > room) {
+      (pair.first.size() > pair.second.size() ? pair.first : pair.second).pop_back();
+    }
+    return longer;
+  }
+
+  uint64_t lot_of(Pair pair) const {
+    cut(pair, split_length_);
+    StableHash lot;
+    for (const std::vector<int32_t>* text : {&pair.first, &pair.second}) {
+      lot.add(text->size());
+      add_tokens(lot, *text);
+    }
+    return lot.value();
+  }
+
   void read(const std::string& path, std::vector<uint64_t>& lots) {
     const std::vector<std::string> lines = lines_of(path);
-    const auto room = static_cast<size_t>(length() - frame(2));
     const size_t before = pairs_.size();
     for (size_t i = 0; i < lines.size(); ++i) {
       if (lines[i].empty()) continue;
@@ -125,16 +146,8 @@ class Pairs final : public ExampleTask {
       const std::string label(line.substr(two + 1));
       Pair pair{tokens(line.substr(0, one)), tokens(line.substr(one + 1, two - one - 1)),
                 labels_.number(label, str(path, ":", i + 1))};
-      cut_ += pair.first.size() + pair.second.size() > room ? 1 : 0;
-      while (pair.first.size() + pair.second.size() > room) {
-        (pair.first.size() > pair.second.size() ? pair.first : pair.second).pop_back();
-      }
-      StableHash lot;
-      for (const std::vector<int32_t>* text : {&pair.first, &pair.second}) {
-        lot.add(text->size());
-        add_tokens(lot, *text);
-      }
-      lots.push_back(lot.value());
+      lots.push_back(lot_of(pair));
+      cut_ += cut(pair, length()) ? 1 : 0;
       pairs_.push_back(std::move(pair));
     }
     require(pairs_.size() > before, path, ": has no pair of texts.");
@@ -145,6 +158,7 @@ class Pairs final : public ExampleTask {
   }
 
   std::string path_;
+  int64_t split_length_;
   std::vector<Pair> pairs_;
   Labels labels_;
   int64_t cut_ = 0;

@@ -42,6 +42,8 @@ struct ClassifyTextOptions {
   int64_t classes = 4;
   int64_t symbols = 8;
   std::optional<int64_t> min_length;
+  // No key: the held-out part is that of pieces of this length; 0: of `length`.
+  int64_t cut_as = 0;
 
   int64_t shortest() const { return min_length.value_or((length + 1) / 2); }
 };
@@ -234,7 +236,6 @@ class LabelledFiles final : public ExampleTask {
  private:
   struct Piece {
     int64_t label;
-    size_t document;  // within the class
     at::Tensor tokens;
   };
 
@@ -254,31 +255,57 @@ class LabelledFiles final : public ExampleTask {
                          return document_lot(a.name, kSplitSalt) < document_lot(b.name, kSplitSalt);
                        });
     }
-    std::vector<Piece> pieces;
-    const int64_t length = options_.length - frame(1);
     const auto encoded = encode_documents(documents, tokenizer());
-    for (size_t d = 0; d < documents.size(); ++d) {
-      const int64_t end = encoded->end(d) - 1;  // without the mark of the document's end
-      for (int64_t at = encoded->begin(d); at < end; at += length) {
-        const int64_t count = std::min(length, end - at);
-        pieces.push_back({label, d, encoded->tokens.narrow(0, at, count)});
+    const int64_t split_length = options_.cut_as > 0 ? options_.cut_as : options_.length;
+    const std::vector<Span> as_trained = spans(*encoded, documents.size(), split_length, 0);
+    const bool all = options_.held_out == 1.0;
+    require(all || as_trained.size() >= 2, "the class '", path, "' has fewer than two pieces of ",
+            split_length - frame(1), options_.tokenizer == "bytes" ? " bytes" : " tokens",
+            ", expected one to train on and one held out.");
+    const int64_t boundary = all ? 0 : as_trained[first_held_out(as_trained, whole)].begin;
+    for (const Span& span : spans(*encoded, documents.size(), options_.length, boundary)) {
+      (span.begin < boundary ? train : held_out).push_back(pieces_.size());
+      pieces_.push_back({label, encoded->tokens.narrow(0, span.begin, span.count)});
+    }
+  }
+
+  // A piece's tokens, among those of all documents of its class.
+  struct Span {
+    size_t document;
+    int64_t begin, count;
+  };
+
+  // The pieces of up to `length` positions. None reaches over `boundary`.
+  std::vector<Span> spans(const EncodedDocuments& encoded, size_t documents, int64_t length,
+                          int64_t boundary) const {
+    std::vector<Span> out;
+    for (size_t d = 0; d < documents; ++d) {
+      const int64_t end = encoded.end(d) - 1;  // without the mark of the document's end
+      for (int64_t at = encoded.begin(d); at < end; at += out.back().count) {
+        const int64_t stop = at < boundary ? std::min(end, boundary) : end;
+        out.push_back({d, at, std::min(length - frame(1), stop - at)});
       }
     }
-    const bool all = options_.held_out == 1.0;
-    require(all || pieces.size() >= 2, "the class '", path, "' has fewer than two pieces of ",
-            length, options_.tokenizer == "bytes" ? " bytes" : " tokens",
-            ", expected one to train on and one held out.");
-    const auto present = static_cast<int64_t>(pieces.size());
-    auto cut = all ? 0 : static_cast<size_t>(present - held_out_count(present, options_.held_out));
-    if (whole && !all) {  // at the beginning of a document, the first one's apart
-      const size_t document = std::max<size_t>(pieces[cut].document, 1);
-      cut = 0;
-      while (pieces[cut].document < document) ++cut;
-    }
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      (i < cut ? train : held_out).push_back(pieces_.size() + i);
-    }
-    pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
+    return out;
+  }
+
+  // The number of the first piece that is held out, with all that follow. With `whole` documents it
+  // begins one, unless so much more or less than is wanted would be held out then.
+  size_t first_held_out(const std::vector<Span>& pieces, bool whole) const {
+    const int64_t present = std::ssize(pieces);
+    const int64_t wanted = held_out_count(present, options_.held_out);
+    const auto cut = static_cast<size_t>(present - wanted);
+    if (!whole) return cut;
+    const auto begin_of = [&](size_t document) {
+      return std::find_if(pieces.begin(), pieces.end(),
+                          [&](const Span& span) { return span.document >= document; }) -
+             pieces.begin();
+    };
+    // The first document is trained on.
+    const size_t document = std::max<size_t>(pieces[cut].document, 1);
+    const int64_t before = begin_of(document), after = begin_of(document + 1);
+    if (present - before <= 2 * wanted) return static_cast<size_t>(before);
+    return 2 * (present - after) >= wanted ? static_cast<size_t>(after) : cut;
   }
 
   ClassifyTextOptions options_;
@@ -298,6 +325,11 @@ struct ClassifyTextSpec final : GeneratedSpec {
   std::vector<DataPath> data_paths() override {
     if (!options.path) return {};
     return {{"path", &*options.path}};
+  }
+  void split_as(const TaskSpec& other) override {
+    if (const auto* same = dynamic_cast<const ClassifyTextSpec*>(&other)) {
+      options.cut_as = same->options.length;
+    }
   }
   void hold_out_all() override {
     options.held_out = 1.0;

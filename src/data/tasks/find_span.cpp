@@ -92,14 +92,15 @@ class Questions final : public ExampleTask {
  public:
   Questions(const FindSpanOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("find_span", options.files.tokenizer, options.files.length, 2),
-        path_(*options.files.path) {
+        path_(*options.files.path),
+        split_length_(options.files.split_length()) {
     WordEncoder encoder(tokenizer());
     read(path_, encoder);
     const size_t first_apart = questions_.size();
     if (options.files.held_out_path) read(*options.files.held_out_path, encoder);
     std::vector<uint64_t> lots;
     for (const Question& q : questions_) lots.push_back(contexts_[q.context].lot);
-    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed);
+    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed, trained_);
   }
 
   Goal goal() const override { return Goal::span; }
@@ -117,7 +118,7 @@ class Questions final : public ExampleTask {
   Sample sample(size_t example) const override {
     const Question& q = questions_[example];
     std::vector<int32_t> context = contexts_[q.context].tokens;
-    context.resize(std::min(context.size(), room(q.tokens)));
+    context.resize(std::min(context.size(), room(q.tokens, length())));
     Sample out = framed(q.tokens, &context);
     const int64_t begin = out.second;
     out.context = {begin, begin + static_cast<int64_t>(context.size())};
@@ -136,9 +137,9 @@ class Questions final : public ExampleTask {
     size_t first, last;  // tokens of the context
   };
 
-  // Tokens of a context beside a question.
-  size_t room(const std::vector<int32_t>& question) const {
-    const auto left = static_cast<size_t>(length() - frame(2));
+  // Tokens of a context beside a question in `length` positions.
+  size_t room(const std::vector<int32_t>& question, int64_t length) const {
+    const auto left = static_cast<size_t>(length - frame(2));
     return left - std::min(left, question.size());
   }
 
@@ -178,7 +179,7 @@ class Questions final : public ExampleTask {
     const WordTokens tokens = encoder.encode(words);
     const std::vector<int32_t>& all = tokens.tokens;
     StableHash lot;  // of all that can be read of it, whatever the question
-    add_tokens(lot, std::span(all).first(std::min(all.size(), room({}))));
+    add_tokens(lot, std::span(all).first(std::min(all.size(), room({}, split_length_))));
     contexts_.push_back({all, lot.value()});
     for (const Node& qa : child<Array>(paragraph, "qas", "a list of questions", in_paragraph)) {
       const std::string& question =
@@ -201,8 +202,13 @@ class Questions final : public ExampleTask {
                  .first = 0,
                  .last = 0};
       std::tie(q.first, q.last) = place(text, words, tokens, begin, begin + answer.size(), encoder);
-      if (q.first <= q.last && q.last < room(q.tokens)) {
-        cut_ += tokens.tokens.size() > room(q.tokens);
+      if (q.first > q.last) {
+        ++lost_;
+        continue;
+      }
+      if (q.last < room(q.tokens, split_length_)) trained_.push_back(lot.value());
+      if (q.last < room(q.tokens, length())) {
+        cut_ += tokens.tokens.size() > room(q.tokens, length());
         questions_.push_back(std::move(q));
       } else {
         ++lost_;
@@ -231,6 +237,8 @@ class Questions final : public ExampleTask {
   }
 
   std::string path_;
+  int64_t split_length_;
+  std::vector<uint64_t> trained_;  // lots of the questions whose answer is whole in that length
   std::vector<Context> contexts_;
   std::vector<Question> questions_;
   int64_t lost_ = 0, cut_ = 0;

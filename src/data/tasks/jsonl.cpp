@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
+#include <span>
 
 #include "core/error.h"
 #include "core/json_text.h"
@@ -32,24 +34,24 @@ struct JsonlOptions {
   std::string tokenizer = "bytes";
   int64_t length = 256;
   int64_t eval_sequences = 512;
+  // No key: the held-out part is that of examples that are cut to this length; 0: to `length`.
+  int64_t cut_as = 0;
 };
 
 class JsonLines final : public ExampleTask {
  public:
   JsonLines(const JsonlOptions& options, uint64_t seed)
-      : ExampleTask("jsonl", options.tokenizer, options.length, 1), path_(options.path) {
+      : ExampleTask("jsonl", options.tokenizer, options.length, 1),
+        path_(options.path),
+        split_length_(options.cut_as > 0 ? options.cut_as : options.length) {
     read(options.path);
     const size_t first_apart = examples_.size();
     if (options.held_out_path) read(*options.held_out_path);
     std::vector<uint64_t> lots;
     for (const Example& example : examples_) {
-      // What is asked, whatever the answer: a question that is held out is not trained on.
-      const auto answer = static_cast<size_t>(labelled_ ? example.answer : 0);
-      StableHash lot;
-      add_tokens(lot, std::span(example.tokens).first(example.tokens.size() - answer));
-      lots.push_back(lot.value());
+      lots.push_back(labelled_ ? lot_of_question_.at(example.lot) : example.lot);
     }
-    split_by_lot(lots, first_apart, options.held_out, path_, options.eval_sequences, seed);
+    split_by_lot(lots, first_apart, options.held_out, path_, options.eval_sequences, seed, lots);
   }
 
   Accuracy accuracy() const override { return labelled_ ? Accuracy::sequence : Accuracy::token; }
@@ -86,6 +88,7 @@ class JsonLines final : public ExampleTask {
   struct Example {
     std::vector<int64_t> tokens;
     int64_t answer;  // so many of the last are predicted
+    uint64_t lot;    // with labels: of the whole question
   };
   static std::vector<int64_t> answer_of(const Example& example) {
     return {example.tokens.end() - example.answer, example.tokens.end()};
@@ -123,10 +126,13 @@ class JsonLines final : public ExampleTask {
             ", but the lines before it have ", labelled ? "\"text\"." : "\"input\" and \"label\".");
 
     const auto room = static_cast<size_t>(length()) + 1;
+    const auto split_room = static_cast<size_t>(split_length_) + 1;
     Example example;
     if (!labelled) {
       example.tokens = tokens_of(tokenizer(), text_of(json, "text", place));
       example.tokens.push_back(tokenizer().end_token());
+      example.lot =
+          lot_of(std::span(example.tokens).first(std::min(example.tokens.size(), split_room)));
       if (example.tokens.size() > room) {
         example.tokens.resize(room);
         ++cut_;
@@ -144,11 +150,25 @@ class JsonLines final : public ExampleTask {
               " tokens with the end token, but the context is length = ", length(), " tokens.");
       const size_t kept = std::min(input.size(), room - label.size());
       if (kept < input.size()) ++cut_;
+      // A question that is held out is not trained on, whatever its answer, nor is one that is read
+      // alike. Of labels of several lengths, one question is cut to several; it has the lot of one.
+      const size_t kept_as_trained =
+          std::min(input.size(), split_room - std::min(label.size(), split_room - 1));
+      const uint64_t as_read = lot_of(std::span(input).last(kept_as_trained));
+      example.lot = lot_of(std::span(input));
+      uint64_t& lot = lot_of_question_.emplace(example.lot, as_read).first->second;
+      lot = std::min(lot, as_read);
       example.tokens.assign(input.end() - static_cast<int64_t>(kept), input.end());
       example.tokens.insert(example.tokens.end(), label.begin(), label.end());
       example.answer = static_cast<int64_t>(label.size());
     }
     examples_.push_back(std::move(example));
+  }
+
+  static uint64_t lot_of(std::span<const int64_t> tokens) {
+    StableHash lot;
+    add_tokens(lot, tokens);
+    return lot.value();
   }
 
   static std::string text_of(const nlohmann::json& json, const char* key,
@@ -159,7 +179,9 @@ class JsonLines final : public ExampleTask {
   }
 
   std::string path_;
+  int64_t split_length_;
   bool labelled_ = false;
+  std::map<uint64_t, uint64_t> lot_of_question_;
   int64_t cut_ = 0;  // examples that are longer than `length`
   std::vector<Example> examples_;
 };
@@ -191,6 +213,11 @@ struct JsonlSpec final : TaskSpec {
     std::vector<DataPath> paths = {{"path", &options.path}};
     if (options.held_out_path) paths.push_back({"held_out_path", &*options.held_out_path});
     return paths;
+  }
+  void split_as(const TaskSpec& other) override {
+    if (const auto* same = dynamic_cast<const JsonlSpec*>(&other)) {
+      options.cut_as = same->options.length;
+    }
   }
   void hold_out_all() override {
     options.held_out = 1.0;

@@ -227,6 +227,20 @@ class FuzzyRecall final : public PairRecall {
   }
 };
 
+// How many of `count` tokens that are drawn evenly from `kinds` are expected to be of the kind that
+// comes most often, as a share. By a simulation.
+double most_frequent_share(int64_t count, int64_t kinds) {
+  const int64_t draws = std::clamp<int64_t>((int64_t{1} << 22) / (count + kinds), 50, 4000);
+  Random random({0, 0, 0});
+  int64_t sum = 0;
+  for (int64_t n = 0; n < draws; ++n) {
+    std::vector<int64_t> times(static_cast<size_t>(kinds), 0);
+    for (int64_t i = 0; i < count; ++i) ++times[static_cast<size_t>(random.below(kinds))];
+    sum += *std::max_element(times.begin(), times.end());
+  }
+  return static_cast<double>(sum) / static_cast<double>(draws * count);
+}
+
 class SelectiveCopying final : public MadTask {
  public:
   SelectiveCopying(const MadOptions& options, uint64_t seed, int64_t eval_sequences)
@@ -237,7 +251,9 @@ class SelectiveCopying final : public MadTask {
     const auto data = static_cast<double>(options_.vocabulary - 2);
     return {{"any token", 1.0 / static_cast<double>(vocabulary())},
             {"any token but the two special ones", 1.0 / data},
-            {"one of the tokens to copy", 1.0 / count + (1.0 - 1.0 / count) / data}};
+            {"one of the tokens to copy", 1.0 / count + (1.0 - 1.0 / count) / data},
+            {"the token to copy that comes most often",
+             most_frequent_share(options_.tokens, options_.vocabulary - 2)}};
   }
   std::string describe() const override {
     return str("Sequences of ", options_.length, " tokens of a vocabulary of ", options_.vocabulary,
@@ -314,7 +330,11 @@ class Compression final : public MadTask {
     const double data = 1.0 / static_cast<double>(options_.vocabulary - 1);
     return {{"any token", 1.0 / static_cast<double>(vocabulary())},
             {"any token but the last, which is always the same",
-             ((length - 1.0) * data + 1.0) / length}};
+             ((length - 1.0) * data + 1.0) / length},
+            {"the token that comes most often, and the last",
+             ((length - 1.0) * most_frequent_share(options_.length - 1, options_.vocabulary - 1) +
+              1.0) /
+                 length}};
   }
   std::string describe() const override {
     return str("Sequences of ", options_.length - 1, " of ", options_.vocabulary - 1,

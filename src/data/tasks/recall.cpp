@@ -243,13 +243,16 @@ class Recall final : public GeneratedTask {
     if (examples > 0) limit_examples(examples, /*in_order=*/true);
   }
 
-  int64_t train_length() const override {
-    if (ends_.back() == 0) return length();
-    int64_t tokens = 0;
+  std::vector<TrainLength> train_lengths() const override {
+    if (ends_.back() == 0) return GeneratedTask::train_lengths();
+    std::vector<TrainLength> lengths;
     for (size_t i = 0; i < train_.size(); ++i) {
-      tokens += train_[i]->options().length * (ends_[i] - (i == 0 ? 0 : ends_[i - 1]));
+      lengths.push_back({.length = train_[i]->options().length, .sequences = examples_of(i)});
     }
-    return std::max<int64_t>(1, tokens / ends_.back());
+    return lengths;
+  }
+  int64_t eval_group() const override {
+    return held_out_.size() > 1 ? 2 * std::ssize(held_out_) : 1;
   }
   Accuracy accuracy() const override { return Accuracy::share; }
   std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
@@ -268,8 +271,7 @@ class Recall final : public GeneratedTask {
     if (ends_.back() > 0) {
       std::vector<std::string> train, held_out;
       for (size_t i = 0; i < train_.size(); ++i) {
-        train.push_back(str(sizes_of_segment(*train_[i]), " (",
-                            ends_[i] - (i == 0 ? 0 : ends_[i - 1]), " sequences)"));
+        train.push_back(str(sizes_of_segment(*train_[i]), " (", examples_of(i), " sequences)"));
       }
       for (const auto& segment : held_out_) held_out.push_back(sizes_of_segment(*segment));
       return str("Sequences of a vocabulary of ", options.vocabulary,
@@ -307,6 +309,8 @@ class Recall final : public GeneratedTask {
     for (const RecallOptions& options : eval) longest = std::max(longest, options.length);
     return longest;
   }
+  // Of training segment i.
+  int64_t examples_of(size_t i) const { return ends_[i] - (i == 0 ? 0 : ends_[i - 1]); }
   static std::string sizes_of_segment(const RecallSegment& segment) {
     return str(segment.options().length, " and ", segment.options().pairs);
   }

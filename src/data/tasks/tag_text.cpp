@@ -85,14 +85,15 @@ class Sentences final : public ExampleTask {
  public:
   Sentences(const TagTextOptions& options, uint64_t seed, int64_t eval_sequences)
       : ExampleTask("tag_text", options.files.tokenizer, options.files.length, 1),
-        path_(*options.files.path) {
+        path_(*options.files.path),
+        split_length_(options.files.split_length()) {
     WordEncoder encoder(tokenizer());
     read(path_, encoder);
     const size_t first_apart = pieces_.size();
     if (options.files.held_out_path) read(*options.files.held_out_path, encoder);
     std::vector<uint64_t> lots;
     for (const Piece& piece : pieces_) lots.push_back(piece.lot);
-    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed);
+    split_by_lot(lots, first_apart, options.files.held_out, path_, eval_sequences, seed, trained_);
     std::vector<int64_t> trained;
     for (const size_t i : train()) {
       for (const int32_t tag : pieces_[i].tags) {
@@ -176,23 +177,45 @@ class Sentences final : public ExampleTask {
     require(pieces_.size() > before, path, ": has no line with a token and its tag.");
   }
 
+  // The words that pieces of a sentence begin with, which have room for so many tokens each.
+  static std::vector<size_t> piece_begins(const WordTokens& text, size_t room) {
+    std::vector<size_t> begins;
+    size_t size = 0;
+    for (size_t w = 0; w < text.begins.size(); ++w) {
+      if (text.begins[w] == text.ends[w]) continue;
+      // With the space before it, unless a sequence begins with the word.
+      size_t from = w > 0 ? text.ends[w - 1] : 0;
+      if (begins.empty() || size + text.ends[w] - from > room) {
+        begins.push_back(w);
+        size = 0;
+        from = text.begins[w];
+      }
+      size += std::min(text.ends[w] - from, room);
+    }
+    return begins;
+  }
+
   void add(const std::vector<std::string_view>& words, const std::vector<int32_t>& tags,
            WordEncoder& encoder) {
     const WordTokens text = encoder.encode(words);
     StableHash lot;
     add_tokens(lot, text.tokens);
     const auto room = static_cast<size_t>(length() - frame(1));
-    bool cut = false;
+    const std::vector<size_t> begins = piece_begins(text, room);
+    const size_t as_trained =
+        piece_begins(text, static_cast<size_t>(split_length_ - frame(1))).size();
+    trained_.insert(trained_.end(), as_trained, lot.value());
+    bool cut = begins.size() > 1;
+    auto next = begins.begin();
     Piece* piece = nullptr;
     for (size_t w = 0; w < words.size(); ++w) {
       if (text.begins[w] == text.ends[w]) {
         ++lost_;
         continue;
       }
-      // With the space before it, unless a sequence begins with the word.
       size_t from = w > 0 ? text.ends[w - 1] : 0;
-      if (piece == nullptr || piece->tokens.size() + text.ends[w] - from > room) {
-        cut = cut || piece != nullptr;
+      if (next != begins.end() && *next == w) {
+        ++next;
         pieces_.push_back({.tokens = {}, .tags = {}, .words = {}, .lot = lot.value()});
         piece = &pieces_.back();
         from = text.begins[w];
@@ -210,6 +233,8 @@ class Sentences final : public ExampleTask {
   }
 
   std::string path_;
+  int64_t split_length_;
+  std::vector<uint64_t> trained_;  // lots of the pieces that there are at that length
   std::vector<Piece> pieces_;
   Labels labels_;
   int64_t cut_ = 0, lost_ = 0;

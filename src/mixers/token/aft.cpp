@@ -52,10 +52,7 @@ class Aft final : public TokenMixer {
     const int64_t distances = causal_ ? options.local_window : 2 * options.local_window - 1;
     if (options.form == "local") learned("bias", bias_, longest_, distances);
     if (options.form == "conv") {
-      if (width % options.heads != 0) {
-        usage_error("aft: heads is ", options.heads,
-                    ", expected a divisor of the model's width = ", width, ".");
-      }
+      shape.head_dim("aft", options.heads);  // throws where heads do not divide the width
       learned("bias", bias_, options.heads, distances);
     }
     if (options.form == "full" && options.factor == 0) learned("bias", bias_, longest_, longest_);

@@ -43,6 +43,28 @@ Tensor ends(const Positions& columns, int64_t budget) {
   return at::cat({begin, newest.narrow(0, sinks, budget - sinks).expand({padding.size(0), -1})}, 1);
 }
 
+// What of the cache stays when a piece has been read.
+struct CachePlan {
+  std::optional<int64_t> newest;  // columns; absent: all
+  // Beyond the budget columns are chosen among all: the first and the newest, whose positions count
+  // anew ("sinks"), or those with the largest weights, which leave gaps ("tova").
+  bool renumbers = false, has_gaps = false;
+
+  bool chooses() const { return renumbers || has_gaps; }
+};
+
+// `convolved`: earlier queries whose rows convolutions read.
+CachePlan plan_of(const CachePolicy& policy, std::optional<int64_t> window, int64_t convolved) {
+  CachePlan plan;
+  if (window) plan.newest = keys_in_reach(*window, convolved);
+  // A budget that the window does not use up takes nothing away.
+  if (!policy.evicts() || (plan.newest && *plan.newest <= policy.budget)) return plan;
+  if (policy.type == "window") plan.newest = policy.budget;
+  plan.renumbers = policy.type == "sinks";
+  plan.has_gaps = policy.type == "tova";
+  return plan;
+}
+
 // Queries before a row whose rows a convolution reads.
 int64_t reach(const Tensor& kernel) { return kernel.defined() ? kernel.size(-2) - 1 : 0; }
 
@@ -112,19 +134,13 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
               const AttendOptions& how, MixerState& state, const MixerContext& context) {
   const int64_t added = q.size(1);
   const CachePolicy& policy = state.policy;
-  const int64_t earlier = reach(o.pre_conv) + reach(o.post_conv);
-  std::optional<int64_t> keys_kept;
-  if (how.window) keys_kept = keys_in_reach(*how.window, earlier);
-  // A budget that the window does not use up takes nothing away.
-  const bool evicts = policy.evicts() && (!keys_kept || *keys_kept > policy.budget);
-  if (evicts && policy.type == "window") keys_kept = policy.budget;
-  const bool recounted = evicts && policy.type == "sinks";
-  const bool gaps = evicts && policy.type == "tova";
+  const int64_t convolved = reach(o.pre_conv) + reach(o.post_conv);
+  const CachePlan plan = plan_of(policy, how.window, convolved);
 
-  if (how.rotary != nullptr && !recounted) how.rotary->apply(q, k, state.position);
+  if (how.rotary != nullptr && !plan.renumbers) how.rotary->apply(q, k, state.position);
   // With gaps, distances are no longer those between columns.
   Tensor positions;
-  if (gaps && (how.window || how.bias)) {
+  if (plan.has_gaps && (how.window || how.bias)) {
     positions = state.position.position_ids(added, k.device()).expand({k.size(0), added});
   }
   const auto computed = k.scalar_type();
@@ -139,16 +155,16 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
                                    {"key.scale", &k_scale},
                                    {"value.scale", &v_scale},
                                    {"position", &positions}});
-  if (recounted || gaps) {
+  if (plan.chooses()) {
     append(state, of_keys, {}, policy.budget);
   } else {
-    append(state, of_keys, keys_kept, keys_kept);
+    append(state, of_keys, plan.newest, plan.newest);
   }
-  if (earlier > 0) append(state, query_tensors(q, o), earlier, earlier);
+  if (convolved > 0) append(state, query_tensors(q, o), convolved, convolved);
   Positions seen = state.position;
   seen += added;
   // Convolutions read queries that are not wanted themselves.
-  if (earlier == 0 && context.newest) {
+  if (convolved == 0 && context.newest) {
     for (const auto& [name, t] : query_tensors(q, o)) {
       if (t->defined()) *t = newest_of(*t, context);
     }
@@ -160,12 +176,12 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
                                   : seen.padding_mask(columns, q.device());
   const Positions own = seen.newest(columns);  // in columns of the state
   // Keys that are turned anew at every step are needed in full.
-  const bool in_int8 = k_scale.defined() && !(recounted && how.rotary != nullptr);
+  const bool in_int8 = k_scale.defined() && !(plan.renumbers && how.rotary != nullptr);
   if (k_scale.defined() && !in_int8) {
     k = ops::dequantized_heads(k, k_scale, computed);
     v = ops::dequantized_heads(v, v_scale, computed);
   }
-  if (how.rotary != nullptr && recounted) {
+  if (how.rotary != nullptr && plan.renumbers) {
     q = how.rotary->apply(q, {columns - queries, own.left_padding});
     k = how.rotary->apply(k, {0, own.left_padding});
   }
@@ -180,12 +196,12 @@ Tensor attend(Tensor q, Tensor k, Tensor v, ops::ComposedAttentionOptions o,
   Tensor out = in_int8 ? ops::composed_attention_int8(q, k, v, k_scale, v_scale, o)
                        : ops::composed_attention(q, k, v, o);
   if (queries > added) out = out.narrow(1, queries - added, added);
-  if (columns > policy.budget && (recounted || gaps)) {
+  if (columns > policy.budget && plan.chooses()) {
     const auto of_newest = [&] {
       const Tensor keys = in_int8 ? ops::dequantized_heads(k, k_scale, computed) : k;
       return heaviest(q, keys, o, padding_mask, policy.budget);
     };
-    const Tensor chosen = gaps ? of_newest() : ends(own, policy.budget).to(k.device());
+    const Tensor chosen = plan.has_gaps ? of_newest() : ends(own, policy.budget).to(k.device());
     for (const auto& [name, t] : of_keys) {
       if (t->defined()) state.cache.at(name).keep(chosen);
     }
@@ -204,11 +220,11 @@ MixerState build_cross_cache(const Tensor& k, const Tensor& v,
 }
 
 Tensor attend_cross(Tensor q, ops::ComposedAttentionOptions o, MixerState& state) {
-  const int64_t added = q.size(1), earlier = reach(o.pre_conv) + reach(o.post_conv);
+  const int64_t added = q.size(1), convolved = reach(o.pre_conv) + reach(o.post_conv);
   require(state.recurrent.contains("lengths"),
           "cross-attention has no memory to read: the state is not of build_cross_cache().");
   for (const auto& [name, t] : key_weights(o)) *t = state.recurrent.at(name);
-  if (earlier > 0) append(state, query_tensors(q, o), earlier, earlier);
+  if (convolved > 0) append(state, query_tensors(q, o), convolved, convolved);
   Positions seen = state.position;
   seen += added;
   const int64_t queries = q.size(1);

@@ -1,7 +1,9 @@
 // Linformer (Wang et al. 2020): attention over a fixed number k of projected keys and values.
 //
-//   K' = E^T K, V' = F^T V along the sequence,   E, F [S, k] learned, S the model's longest
-//   sequence y  = concat_h softmax(q_h K'_h^T D^-1/2) V'_h Wo
+//   K' = E^T K, V' = F^T V along the sequence,   E, F [S, k] learned
+//   y = concat_h softmax(q_h K'_h^T D^-1/2) V'_h Wo
+//
+// S is the length of the model's longest sequence.
 //
 // Linear in the length: no map is larger than [T, k]. A shorter sequence uses the first rows of E
 // and F, so keys and values beyond `lengths` count as 0. E and F are shared as `sharing` says:
@@ -31,10 +33,7 @@ struct LinformerOptions {
 class Linformer final : public TokenMixer {
  public:
   Linformer(const LinformerOptions& options, const LayerShape& shape) : options_(options) {
-    if (shape.width % options.heads != 0) {
-      usage_error("linformer: heads is ", options.heads,
-                  ", expected a divisor of the model's width = ", shape.width, ".");
-    }
+    const int64_t dim = shape.head_dim("linformer", options.heads);
     if (shape.position.type == "alibi") {
       usage_error(
           "linformer: projected keys have no distance for alibi, expected another "
@@ -44,7 +43,7 @@ class Linformer final : public TokenMixer {
         "qkv", std::make_shared<Linear>(shape.width, 3 * shape.width, shape.bias, shape.init_std));
     output_ = register_module("output", std::make_shared<Linear>(shape.width, shape.width,
                                                                  shape.bias, shape.output_std()));
-    if (shape.position.type == "rope") rotary_.emplace(shape.position, shape.width / options.heads);
+    if (shape.position.type == "rope") rotary_.emplace(shape.position, dim);
 
     // As torch's Xavier uniform of [S, k].
     const double bound = std::sqrt(6.0 / static_cast<double>(shape.max_length + options.rank));

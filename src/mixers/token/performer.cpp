@@ -108,16 +108,13 @@ class Performer final : public TokenMixer {
         causal_(shape.causal),
         softmax_(options.kernel == "softmax"),
         eps_(options.eps.value_or(softmax_ ? 1e-4 : 1e-3)) {
-    if (shape.width % options.heads != 0) {
-      usage_error("performer: heads is ", options.heads,
-                  ", expected a divisor of the model's width = ", shape.width, ".");
-    }
+    const int64_t dim = shape.head_dim("performer", options.heads);
     if (shape.position.type == "alibi") {
       usage_error(
           "performer: there are no scores for alibi to add to, expected another "
           "model.position.type.");
     }
-    const int64_t width = shape.width, dim = width / options.heads;
+    const int64_t width = shape.width;
     // Rows: q, k, v.
     qkv_ = register_module("qkv",
                            std::make_shared<Linear>(width, 3 * width, shape.bias, shape.init_std));

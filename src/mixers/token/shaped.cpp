@@ -27,11 +27,7 @@ struct ShapedOptions {
 class Shaped final : public TokenMixer {
  public:
   Shaped(const ShapedOptions& options, const LayerShape& shape) : options_(options), shape_(shape) {
-    if (shape.width % options.heads != 0) {
-      usage_error("shaped: heads is ", options.heads,
-                  ", expected a divisor of the model's width = ", shape.width, ".");
-    }
-    const int64_t width = shape.width;
+    const int64_t width = shape.width, dim = shape.head_dim("shaped", options.heads);
     // Rows: q, k.
     qk_ = register_module(
         "qk", std::make_shared<Linear>(width, 2 * width, /*with_bias=*/true, shape.init_std));
@@ -48,7 +44,7 @@ class Shaped final : public TokenMixer {
       parameter("value_gain", value_gain_, ones(1));
       parameter("value_skip_gain", value_skip_gain_, ones(1));
     }
-    if (shape.position.type == "rope") rotary_.emplace(shape.position, width / options.heads);
+    if (shape.position.type == "rope") rotary_.emplace(shape.position, dim);
   }
 
   bool keeps_input() const override { return true; }

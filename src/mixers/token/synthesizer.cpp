@@ -70,16 +70,12 @@ class Synthesizer final : public TokenMixer {
       : options_(options), causal_(shape.causal), longest_(shape.max_length) {
     options.check();
     const int64_t width = shape.width, heads = options.heads;
-    if (width % heads != 0) {
-      usage_error("synthesizer: heads is ", heads,
-                  ", expected a divisor of the model's width = ", width, ".");
-    }
+    const int64_t dim = shape.head_dim("synthesizer", heads);
     if (shape.position.type == "alibi") {
       usage_error(
           "synthesizer: its scores belong to positions already, expected another "
           "model.position.type than alibi.");
     }
-    const int64_t dim = width / heads;
     const auto map = [&](const char* name, int64_t in, int64_t out, bool bias, double std) {
       return register_module(name, std::make_shared<Linear>(in, out, bias, std));
     };

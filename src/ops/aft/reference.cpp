@@ -204,6 +204,70 @@ Sums sums_at_once(const Tensor& k, const Tensor& v, const Tensor& weights, const
   return {both, top.expand_symint(k.sym_sizes())};
 }
 
+// bool, broadcast to [B, 1, T, keys]: the keys that each query sees. `age` [T, keys] is how many
+// positions a key, whose places are `key` [keys], stands before a query.
+Tensor visible_keys(const AftOptions& o, const Keys& keys, const Tensor& key, const Tensor& age) {
+  Tensor visible = at::ones({1, 1, 1, 1}, key.options().dtype(at::kBool));
+  if (o.causal) visible = age.ge(0).unsqueeze(0).unsqueeze(0);
+  if (keys.run.defined()) {
+    visible =
+        visible.logical_and(keys.of_rows.unsqueeze(-1).eq(keys.run.unsqueeze(1)).unsqueeze(1));
+  }
+  if (o.lengths.defined() && !o.causal) {
+    visible = visible.logical_and(key.lt(o.lengths.view({-1, 1, 1, 1})));
+  }
+  return visible;
+}
+
+// What each of `length` queries has from a state: its sums [B, 3, C] of keys beyond the window, and
+// the keys that a window has not left yet.
+std::vector<Sums> sums_of_state(const Tensor& sums, const Keys& keys, const Tensor& weights,
+                                int64_t window, const SymInt& length) {
+  // What the state has is of the first document, and all of its queries see it.
+  Tensor blind;
+  if (keys.run.defined()) blind = keys.of_rows.ne(0).unsqueeze(1).unsqueeze(-1);
+  std::vector<Sums> parts;
+  const auto add = [&](Tensor both, Tensor exponent) {
+    if (blind.defined()) {
+      both = both.masked_fill(blind, 0);
+      exponent = exponent.masked_fill(blind, kNoExponent);
+    }
+    parts.push_back({both, exponent});
+  };
+  const auto each = [&](const Tensor& t) {
+    std::vector<c10::SymInt> sizes = t.sym_sizes().vec();
+    sizes[2] = length;
+    return t.expand_symint(sizes);
+  };
+  const auto row = [&](int64_t i) { return sums.narrow(1, i, 1).unsqueeze(1); };
+  const Tensor m = row(2).detach().clamp_min(kNoExponent), factor = at::exp(row(2) - m);
+  add(each(at::cat({row(0) * factor, row(1) * factor}, -1)), each(m));
+  if (window > 1) {
+    const Tensor k_old = keys.k.narrow(1, 0, window - 1).unsqueeze(1);
+    const Tensor v_old = keys.v.narrow(1, 0, window - 1).unsqueeze(1);
+    const Tensor none = k_old.le(kNoExponent / 2);  // places that a state leaves empty
+    const Tensor top = largest(k_old, 2, none);
+    add(at::matmul(weights.narrow(3, 0, window - 1), exponentials(k_old, v_old, top, none)),
+        each(top));
+  }
+  return parts;
+}
+
+// The sums of weighted values over those of weights, [B, H, T, C / H].
+Tensor weighted_mean(const std::vector<Sums>& parts) {
+  Tensor top = parts[0].exponent;
+  for (const Sums& part : parts) top = at::maximum(top, part.exponent);
+  Tensor above, below;
+  for (const Sums& part : parts) {
+    const Tensor factor = at::exp(part.exponent - top);
+    const std::vector<Tensor> halves = part.both.chunk(2, -1);
+    above = above.defined() ? above + halves[0] * factor : halves[0] * factor;
+    below = below.defined() ? below + halves[1] * factor : halves[1] * factor;
+  }
+  // A position may see nothing: of a sequence without keys, or of a document beyond the lengths.
+  return above / at::where(below.eq(0), at::ones({}, below.options()), below);
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
@@ -237,15 +301,7 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   const SymInt all = keys.earlier + length;
   const Tensor key = at::arange(c10::Scalar(all), ids);
   const Tensor age = key.narrow_symint(0, keys.earlier, length).unsqueeze(1) - key;
-  Tensor visible = at::ones({1, 1, 1, 1}, ids.dtype(at::kBool));
-  if (o.causal) visible = age.ge(0).unsqueeze(0).unsqueeze(0);
-  if (keys.run.defined()) {
-    visible =
-        visible.logical_and(keys.of_rows.unsqueeze(-1).eq(keys.run.unsqueeze(1)).unsqueeze(1));
-  }
-  if (o.lengths.defined() && !o.causal) {
-    visible = visible.logical_and(key.lt(o.lengths.view({-1, 1, 1, 1})));
-  }
+  const Tensor visible = visible_keys(o, keys, key, age);
   Tensor weights = o.form == "simple" ? at::zeros_symint({1, 1, length, all}, keys.k.options())
                                       : pair_bias(o, keys, age, window);
   weights = at::where(visible, weights.exp(), at::zeros({}, weights.options()));
@@ -254,7 +310,6 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
   const auto of_heads = [&](const Tensor& t) {
     return t.unflatten(2, {heads, channels / heads}).transpose(1, 2);
   };
-  const auto joined = [](const Tensor& t) { return t.transpose(1, 2).flatten(2); };
   const auto newest = [&](const Tensor& t, int64_t dim) {
     return t.narrow_symint(dim, keys.earlier, length);
   };
@@ -268,46 +323,11 @@ std::tuple<Tensor, Tensor> Aft::reference(const Arguments& given) {
     parts = {sums_at_once(k_new, v_new, newest(weights, 3), keys.of_rows, hidden)};
   }
   if (sums.defined()) {
-    // What the state has is of the first document, and all of its queries see it.
-    Tensor blind;
-    if (keys.run.defined()) blind = keys.of_rows.ne(0).unsqueeze(1).unsqueeze(-1);
-    const auto add = [&](Tensor both, Tensor exponent) {
-      if (blind.defined()) {
-        both = both.masked_fill(blind, 0);
-        exponent = exponent.masked_fill(blind, kNoExponent);
-      }
-      parts.push_back({both, exponent});
-    };
-    const auto row = [&](int64_t i) { return sums.narrow(1, i, 1).unsqueeze(1); };
-    const Tensor m = row(2).detach().clamp_min(kNoExponent), factor = at::exp(row(2) - m);
-    const auto each = [&](const Tensor& t) {
-      std::vector<c10::SymInt> sizes = t.sym_sizes().vec();
-      sizes[2] = length;
-      return t.expand_symint(sizes);
-    };
-    add(each(at::cat({row(0) * factor, row(1) * factor}, -1)), each(m));
-    if (window > 1) {
-      const Tensor k_old = keys.k.narrow(1, 0, window - 1).unsqueeze(1),
-                   v_old = keys.v.narrow(1, 0, window - 1).unsqueeze(1);
-      const Tensor none = k_old.le(kNoExponent / 2);  // places that a state leaves empty
-      const Tensor top = largest(k_old, 2, none);
-      add(at::matmul(weights.narrow(3, 0, window - 1), exponentials(k_old, v_old, top, none)),
-          each(top));
+    for (Sums& part : sums_of_state(sums, keys, weights, window, length)) {
+      parts.push_back(std::move(part));
     }
   }
-  Tensor top = parts[0].exponent;
-  for (const Sums& part : parts) top = at::maximum(top, part.exponent);
-  Tensor above, below;
-  for (const Sums& part : parts) {
-    const Tensor factor = at::exp(part.exponent - top);
-    const std::vector<Tensor> halves = part.both.chunk(2, -1);
-    above = above.defined() ? above + halves[0] * factor : halves[0] * factor;
-    below = below.defined() ? below + halves[1] * factor : halves[1] * factor;
-  }
-  above = joined(above);
-  below = joined(below);
-  // A position may see nothing: of a sequence without keys, or of a document beyond the lengths.
-  const Tensor y = above / at::where(below.eq(0), at::ones({}, below.options()), below);
+  const Tensor y = weighted_mean(parts).transpose(1, 2).flatten(2);
   if (!stateful(o)) return {finish(y), no_state()};
 
   return {finish(y), state_after(keys, key, sums, window).to(wide)};

@@ -1,6 +1,7 @@
 // linear_cross_entropy on the CPU: some positions at a time, the products of all threads and a
 // kernel between them.
 #include <cmath>
+#include <optional>
 
 #include "ops/cpu.h"
 #include "ops/linear_cross_entropy/declaration.h"
@@ -32,6 +33,53 @@ std::vector<int64_t> counted(const Tensor& targets, int64_t classes) {
   return out;
 }
 
+// Scores of some positions at a time, a row each.
+struct ScoreRows {
+  int64_t rows = 0;   // at most so many at a time; 0 where no position counts
+  int64_t apart = 0;  // elements from one row's beginning to the next
+};
+
+ScoreRows score_rows(const LinearCrossEntropy::Arguments& a, int64_t count) {
+  // Rows begin at a line of the cache, and are not a multiple of a page apart, so that the same
+  // columns of some rows do not take each other's places.
+  const int64_t size = static_cast<int64_t>(a.hidden.element_size());
+  const int64_t classes = a.weight.size(0), cache_line = 64 / size, page = 4096 / size;
+  int64_t apart = (classes + cache_line - 1) / cache_line * cache_line;
+  if (apart % (page / 4) == 0) apart += cache_line;
+  const int64_t bytes = apart * size;
+  // So few positions that their scores stay in the cache, unless their products would take less
+  // time than adding to the whole gradient of the weight once more.
+  const int64_t cached = std::max(kCachedBytes / bytes, kWorthAdding * a.hidden.size(1));
+  const int64_t most = std::max<int64_t>(1, std::min(kScoreBytes / bytes, cached));
+  const int64_t pieces = (count + most - 1) / most;
+  return {.rows = pieces > 0 ? (count + pieces - 1) / pieces : 0, .apart = apart};
+}
+
+// The gradient of the weight: a sum over pieces of the positions, in float32.
+class WeightGradient {
+ public:
+  // `out` is of the weight's type.
+  WeightGradient(const Tensor& out, bool several) : out_(out) {
+    if (!several || out.scalar_type() == at::kFloat) return;
+    piece_ = contiguous_like(out);
+    sum_ = contiguous_float(out.sym_sizes(), out);
+  }
+  void add(const Tensor& scores, const Tensor& hidden) {
+    product(sum_.defined() ? piece_ : out_, scores.t(), hidden, {}, !sum_.defined() && !first_);
+    if (sum_.defined()) first_ ? sum_.copy_(piece_) : sum_.add_(piece_);
+    first_ = false;
+  }
+  void finish() {
+    if (first_) out_.zero_();
+    if (!first_ && sum_.defined()) out_.copy_(sum_);
+  }
+
+ private:
+  const Tensor out_;
+  Tensor piece_, sum_;  // where `out` is too narrow to sum in
+  bool first_ = true;
+};
+
 std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool training) {
   static linear_cross_entropy_kernel::Run* const kernel =
       HL_CHOOSE(linear_cross_entropy_kernel::run);
@@ -45,37 +93,19 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
   const Tensor best = at::empty({count}, a.targets.options());
   std::vector<float> sums(counts.size()), below(counts.size());
 
-  // Rows of scores begin at a line of the cache, and are not a multiple of a page apart, so that
-  // the same columns of some rows do not take each other's places.
-  const int64_t size = static_cast<int64_t>(a.hidden.element_size());
-  const int64_t cache_line = 64 / size, page = 4096 / size;
-  int64_t apart = (classes + cache_line - 1) / cache_line * cache_line;
-  if (apart % (page / 4) == 0) apart += cache_line;
-  const int64_t row = apart * size;
-  // So few positions that their scores stay in the cache, unless their products would take less
-  // time than adding to the whole gradient of the weight once more.
-  const int64_t cached = std::max(kCachedBytes / row, kWorthAdding * a.hidden.size(1));
-  const int64_t most = std::max<int64_t>(1, std::min(kScoreBytes / row, cached));
-  const int64_t pieces = (count + most - 1) / most;
-  const int64_t rows = pieces > 0 ? (count + pieces - 1) / pieces : 0;
+  const auto [rows, apart] = score_rows(a, count);
   thread_local KeptMemory kept(kKeptBytes);
-  const int64_t room_bytes = rows * row;
+  const int64_t room_bytes = rows * apart * static_cast<int64_t>(a.hidden.element_size());
   const Tensor room = kept.bytes(room_bytes)
                           .narrow(0, 0, room_bytes)
                           .view(a.hidden.scalar_type())
                           .view({rows, apart})
                           .narrow(1, 0, classes);
-  // The weight's gradient is a sum over the pieces, in float32.
-  const bool narrow = pieces > 1 && a.weight.scalar_type() != at::kFloat;
-  Tensor piece, sum;
+  std::optional<WeightGradient> of_weight;
   if (training) {
     if (!all) out[2].zero_();
-    if (pieces == 0) out[3].zero_();
+    of_weight.emplace(out[3], /*several=*/count > rows);
     if (a.bias.defined()) out[4].zero_();
-    if (narrow) {
-      piece = contiguous_like(a.weight);
-      sum = contiguous_float(a.weight.sym_sizes(), a.weight);
-    }
   }
   linear_cross_entropy_kernel::Args args;
   args.classes = classes;
@@ -103,11 +133,10 @@ std::vector<Tensor> forward(const LinearCrossEntropy::Arguments& a, bool trainin
       product(grad, scores, a.weight);
       out[2].index_copy_(0, place, grad);
     }
-    product(narrow ? piece : out[3], scores.t(), hidden, {}, /*add=*/!narrow && first > 0);
-    if (narrow) first == 0 ? sum.copy_(piece) : sum.add_(piece);
+    of_weight->add(scores, hidden);
     if (a.bias.defined()) out[4].add_(scores.sum(0, /*keepdim=*/false, at::kFloat));
   }
-  if (narrow && training) out[3].copy_(sum);
+  if (training) of_weight->finish();
   double loss = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     loss += std::log(static_cast<double>(sums[i])) + static_cast<double>(below[i]);
