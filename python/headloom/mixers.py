@@ -34,7 +34,8 @@ class Mixer(FunctionalModule):
             x: ``[B, T, C]`` with C the layer's width and T at least 1, of the parameters' type and device.
             lengths: ``[B]`` int64, how many tokens of each sequence (of the memory, where there is one) are real: 0 to
                 T (S).
-            documents: ``[B, T]`` int64 ids, one for each document; attention stays inside a document. Not beside a memory.
+            documents: ``[B, T]`` int64 ids, one for each document, which does not come back later; attention stays inside a
+                document. Not beside a memory.
             memory: ``[B, S, C]``; cross-attention takes keys and values from here.
 
         Returns:

@@ -28,12 +28,6 @@ class StreamingRead {
   const ops::Reading fastest_;
 };
 
-// As many tokens in a row as show the pace of a text, not that of a model whose turn comes once.
-template <typename Step>
-void some(Step& step) {
-  for (int i = 0; i < 8; ++i) step();
-}
-
 std::shared_ptr<Decoder> decoder_of(const std::string& toml) {
   ModelConfig config;
   read_fields(parse_toml(toml, "bench"), config, "model");
@@ -59,13 +53,13 @@ int64_t parameter_bytes(const Decoder& model) {
 void bench_decode(const BenchOptions& a, Requirements& rows) {
   const double seconds = 2 * a.seconds;
   const auto ratio = [](DecodeStep& step, DecodeStep& other, double time) {
-    return time_pairs([&] { some(step); }, [&] { some(other); }, time, 15).ratio.median;
+    return time_tokens(step, other, time).ratio.median;
   };
   rows.at_least("memory's bound over a token's time, 124M float32, context 512", 0.8, [&] {
     const auto model = model_124m(1024);
     DecodeStep step(model, 512);
     StreamingRead read(parameter_bytes(*model));
-    return time_pairs([&] { some(read); }, [&] { some(step); }, seconds, 15).ratio.median;
+    return time_tokens(read, step, seconds).ratio.median;
   });
   const CachePolicy in_int8{.dtype = "int8"};
   const auto converted = [&](at::ScalarType type, const std::string& dtype,

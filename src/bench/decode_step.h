@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/timing.h"
 #include "model/decoder.h"
 #include "model/sampling.h"
 #include "train/device.h"
@@ -67,5 +68,20 @@ class DecodeStep {
   const SamplingOptions greedy_{.temperature = 0};
   std::vector<at::Generator> generators_;
 };
+
+// As many tokens in a row as show the pace of a text, not that of a model whose turn comes once.
+constexpr int kTokensInARow = 8;
+
+template <typename Step>
+void tokens_in_a_row(Step& step) {
+  for (int i = 0; i < kTokensInARow; ++i) step();
+}
+
+// Pairs of such rows.
+template <typename A, typename B>
+Paired time_tokens(A& a, B& b, double seconds) {
+  return time_pairs([&] { tokens_in_a_row(a); }, [&] { tokens_in_a_row(b); }, seconds,
+                    /*least=*/15);
+}
 
 }  // namespace headloom::bench

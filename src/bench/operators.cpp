@@ -18,9 +18,11 @@ std::string verdict(double ratio, double target) {
 
 void bench_operators(const std::string& family, const BenchOptions& a,
                      nlohmann::ordered_json& json) {
-  std::vector<ops::OpCase> cases;
+  std::vector<ops::OpCase> of_family, cases;
   for (const ops::OpCase& c : ops::all_cases()) {
-    if (c.op == family && a.wants(c.name)) cases.push_back(c);
+    if (c.op != family) continue;
+    of_family.push_back(c);
+    if (a.wants(c.name)) cases.push_back(c);
   }
   if (!a.json && !cases.empty()) {
     std::printf("%-28s %10s %22s %-14s %10s %22s %-14s\n", family.c_str(), "forward", "x baseline",
@@ -72,7 +74,7 @@ void bench_operators(const std::string& family, const BenchOptions& a,
   }
   if (!a.backend.empty()) return;
   Requirements rows(a, json);
-  bench_family_requirements(cases, a, rows);
+  bench_family_requirements(of_family, a, rows);
   if (family == "composed_attention") bench_composed_requirements(a, rows);
 }
 

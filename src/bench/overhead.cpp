@@ -29,6 +29,10 @@ std::shared_ptr<TokenMixerSpec> plain_of(TokenMixerSpec& mixer, int64_t width, b
     heads = 2 * *heads;
     if (groups) groups = 2 * *groups;
   }
+  if (mixer.type() == "talking_heads") {
+    // Its maps before the first mix.
+    if (const auto maps = whole_option(options, "key_heads")) heads = maps;
+  }
   if (!heads || (!dim && width % *heads != 0)) heads = std::max<int64_t>(1, width / 64);
   add("heads", heads);
   add("head_dim", dim);
@@ -39,9 +43,20 @@ std::shared_ptr<TokenMixerSpec> plain_of(TokenMixerSpec& mixer, int64_t width, b
   return plain;
 }
 
+// A block that takes any mixer, in place of the one without skips, which takes only its own.
+std::shared_ptr<BlockSpec> plain_block(BlockSpec& block) {
+  const Node options = write_fields(block);
+  const Node* const form = options.find("form");
+  const bool parallel = form != nullptr && std::get<std::string>(form->value) == "parallel";
+  auto plain = make_spec(blocks(), "block", parallel ? "parallel" : "sequential");
+  plain->short_conv = block.short_conv;
+  return plain;
+}
+
 ModelConfig plain_model(ModelConfig config, bool windows) {
   for (LayerConfig& layer : config.layers) {
     layer.mixer = plain_of(*layer.mixer, config.width, windows);
+    if (layer.block->type() == "simplified") layer.block = plain_block(*layer.block);
   }
   return config;
 }
@@ -90,16 +105,12 @@ std::vector<Overhead> measure_overhead(const ModelConfig& config, const Overhead
     if (!stateful) break;
     DecodeStep step(model, length);
     DecodeStep baseline(decoder_of_config(plain_model(config, windows)), length);
-    const auto some = [](DecodeStep& one) {
-      for (int i = 0; i < 8; ++i) one();
-    };
-    for (int i = 0; i < 4; ++i) some(step), some(baseline);
-    out.push_back(
-        {.work = "decoding a token",
-         .baseline = name,
-         .length = length,
-         .tokens = 8,
-         .timed = time_pairs([&] { some(step); }, [&] { some(baseline); }, options.seconds, 15)});
+    for (int i = 0; i < 4; ++i) tokens_in_a_row(step), tokens_in_a_row(baseline);
+    out.push_back({.work = "decoding a token",
+                   .baseline = name,
+                   .length = length,
+                   .tokens = kTokensInARow,
+                   .timed = time_tokens(step, baseline, options.seconds)});
   }
   return out;
 }

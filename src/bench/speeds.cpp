@@ -98,8 +98,8 @@ void measure_speeds(const std::string& folder, int64_t rounds,
   for (const report::TaskInfo& info : comparison.tasks) {
     std::vector<TimedModel> models = timed_models(info.name, folder, comparison);
     std::vector<report::Speed> speeds;
-    if (models.empty() || kept.take(info.name, rounds, models, /*anywhere=*/false, speeds))
-      continue;
+    if (models.empty()) continue;
+    if (kept.take(info.name, rounds, models, /*anywhere=*/false, speeds)) continue;
     std::fprintf(stderr, "measuring the speed of %zu models on %s\n", models.size(),
                  info.name.c_str());
     const auto task = models[0].config.build_task();

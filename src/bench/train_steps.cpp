@@ -30,7 +30,7 @@ void bench_steps(const BenchOptions& a, nlohmann::ordered_json& json) {
                 "x mha");
   }
   for (const TokenMixerEntry& entry : token_mixers()) {
-    if (!a.wants(entry.name)) continue;
+    if (!entry.traits.causal || !a.wants(entry.name)) continue;
     StepBench step(tiny_model(entry.name), 16, 256), plain(tiny_model("mha"), 16, 256);
     const Paired timed = time_pairs([&] { step(); }, [&] { plain(); }, 2 * a.seconds);
     const double rate = static_cast<double>(step.tokens()) / timed.a.median;

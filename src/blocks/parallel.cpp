@@ -31,10 +31,12 @@ class Parallel final : public Block {
     const auto input = [&](const std::shared_ptr<Norm>& norm) {
       return norm == norm_ ? newest_of(normed, context) : norm->forward(kept);
     };
-    Tensor y = mixer_->run(normed, own);
-    if (cross_) y = y + cross_->run_cross(input(cross_norm_), context);
-    if (channel_) y = y + channel_->run(input(channel_norm_), own);
-    if (dropout_ > 0) y = batch_dropout(y, dropout_, is_training());
+    const auto dropped = [&](const Tensor& y) {
+      return dropout_ > 0 ? batch_dropout(y, dropout_, is_training()) : y;
+    };
+    Tensor y = dropped(mixer_->run(normed, own));
+    if (cross_) y = y + dropped(cross_->run_cross(input(cross_norm_), context));
+    if (channel_) y = y + dropped(channel_->run(input(channel_norm_), own));
     return kept + y;
   }
 

@@ -450,12 +450,6 @@ MixerState MixerState::alias() const {
   return out;
 }
 
-MixerState MixerState::join(const std::vector<const MixerState*>& parts) {
-  MixerState out;
-  out.add(parts);
-  return out;
-}
-
 LayerState LayerState::select(const at::Tensor& which) const {
   return {
       .mixer = mixer.select(which), .channel = channel.select(which), .cross = cross.select(which)};

@@ -143,8 +143,6 @@ struct MixerState {
   // Appends the sequences of others to its own. Throws Error where they are not of one model and
   // policy, or some have seen nothing.
   void add(const std::vector<const MixerState*>& others);
-  // Several batches as one, in their order.
-  static MixerState join(const std::vector<const MixerState*>& parts);
   // See CacheTensor::alias().
   MixerState alias() const;
 };

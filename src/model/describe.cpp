@@ -41,14 +41,15 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
   }
   const auto& layers = decoder->decoder_layers().all();
   MeasuredState out{.length = std::min(length, kMeasuredPositions)};
+  int64_t longest = kMeasuredPositions;
   for (const Layers::Layer& layer : layers) {
-    out.length = std::min(out.length, layer.mixer->longest().value_or(out.length));
+    longest = std::min(longest, layer.mixer->longest().value_or(longest));
   }
+  out.length = std::min(out.length, longest);
   at::NoGradGuard no_grad;
   // After so many positions, of the source too where there is one.
   const auto bytes_after = [&](int64_t positions) {
     double bytes = 0;
-    if (positions == 0) return bytes;
     const Tensor x = at::zeros({1, positions, model.config().width});
     for (const Layers::Layer& layer : layers) {
       LayerState state{.mixer = layer.mixer->initial_state({})};
@@ -62,9 +63,13 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
     }
     return bytes;
   };
-  const int64_t half = out.length / 2;
   out.bytes = bytes_after(out.length);
-  out.bytes_per_token = (out.bytes - bytes_after(half)) / static_cast<double>(out.length - half);
+  // What is there from the first token on is none that each token adds.
+  const int64_t half = std::max<int64_t>(out.length / 2, 1);
+  const int64_t whole = std::min(std::max(out.length, half + 1), longest);
+  if (whole == half) return out;
+  out.bytes_per_token =
+      (bytes_after(whole) - bytes_after(half)) / static_cast<double>(whole - half);
   return out;
 }
 
@@ -78,8 +83,9 @@ ModelCosts model_costs(const Model& model, int64_t length) {
   length = model.config().positions(length);
   ModelCosts out;
   for (const Layers* layers : model.stacks()) {
-    // What is read in both directions is read at once: there is no decoding.
-    const bool decodes = layers->causal() && layers->stateful();
+    // What is read in both directions is read at once, and an auto-encoder writes nothing.
+    const bool decodes = dynamic_cast<const AutoregressiveModel*>(&model) != nullptr &&
+                         layers->causal() && layers->stateful();
     if (decodes) out.state_bytes = out.state_bytes_per_token = 0;
     const auto add_all = [&](std::vector<Cost> costs, const std::string& before) {
       for (Cost& cost : costs) {

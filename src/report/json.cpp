@@ -204,8 +204,9 @@ std::string to_json(const Comparison& comparison) {
     sweep.back()["task"] = run.task;
   }
   Json scaling = Json::array();
-  for (const SizeSeries& series : size_series(comparison, summary))
+  for (const SizeSeries& series : size_series(comparison, summary)) {
     scaling.push_back(to_json(series));
+  }
   Json machine = Json::object();
   for (const auto& [key, value] : comparison.machine) machine[key] = value;
   Json out{{"title", comparison.title},

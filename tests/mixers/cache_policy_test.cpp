@@ -307,7 +307,8 @@ TEST(CachePolicy, SequencesForgetIndependently) {
         mixer->extend(at::randn({1, length, 48}), alone.back(), {});
       }
       for (const MixerState& state : alone) parts.push_back(&state);
-      MixerState together = MixerState::join(parts);
+      MixerState together;
+      together.add(parts);
       std::vector<int64_t> who = {0, 1, 2, 3, 4};
       for (const int64_t n : {1, 1, 3, 1, 6, 1, 1, 12, 1, 1}) {
         if (n == 6) {
@@ -404,7 +405,7 @@ TEST(CachePolicy, CachesStayWithinTheirMemory) {
   EXPECT_EQ(second.size(), 30);
   EXPECT_TRUE(contains(message_of<Error>([&] { second.keep(at::tensor({0, 30}, at::kLong)); }),
                        "position 30 of a cache of 30 cannot be kept"));
-  EXPECT_TRUE(contains(message_of<Error>([&] { MixerState::join({}); }), "to join"));
+  EXPECT_TRUE(contains(message_of<Error>([&] { MixerState().add({}); }), "to join"));
 }
 
 }  // namespace

@@ -277,5 +277,24 @@ TEST(EveryMixerAndBlock, DropsOutOnlyInTraining) {
   }
 }
 
+// An element of the stream stays as it is where all branches are dropped there.
+TEST(EveryMixerAndBlock, DropsEachBranchByItself) {
+  const LayerShape shape{.width = 32, .depth = 1};
+  for (const char* name : {"sequential", "parallel"}) {
+    const auto block =
+        make_spec(blocks(), "block", name)
+            ->build(
+                {.shape = shape,
+                 .mixer = make_spec(token_mixers(), "token mixer", "mha")->build(shape),
+                 .channel = make_spec(channel_mixers(), "channel mixer", "swiglu")->build(shape),
+                 .dropout = 0.5});
+    block->train();
+    at::NoGradGuard no_grad;
+    const Tensor x = at::randn({8, 64, 32});
+    const double kept = block->forward(x, {}).eq(x).to(at::kDouble).mean().item<double>();
+    EXPECT_NEAR(kept, 0.25, 0.02) << name;
+  }
+}
+
 }  // namespace
 }  // namespace headloom::test::decoder_test

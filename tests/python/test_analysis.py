@@ -240,6 +240,27 @@ def test_overhead(place):
         headloom.analysis.overhead(place / "nowhere")
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"mixer": {"type": "shaped", "heads": 2}, "block": {"type": "simplified", "form": "parallel"}},
+        {"mixer": {"type": "talking_heads", "heads": 6, "key_heads": 4, "value_heads": 4, "kv_heads": 4}},
+    ],
+    ids=["simplified", "rectangular"],
+)
+def test_overhead_of_what_mha_does_not_fit(layer, tmp_path):
+    headloom.model(width=48, depth=1, max_length=16, tokenizer="bytes", layer=[layer]).save(tmp_path / "run")
+    found = headloom.analysis.overhead(tmp_path / "run", seconds=0.01)
+    assert all(speed > 0 for speed in found.tables[0].column("speed over plain"))
+
+
+def test_a_figure_of_a_benchmark_is_found_by_its_name(tmp_path):
+    arguments = ("bench", "swiglu", "rms_norm", "--seconds", "0.001", "--threads", "1", "--only", "over the bound", "--json")
+    found = json.loads(command(*arguments, cwd=tmp_path).stdout)
+    names = [row["what"] for row in found["requirements"]]
+    assert len(names) == len(set(names)) > 2 and "cases" not in found
+
+
 def test_what_a_model_of_images_has_no_use_for(tmp_path):
     text = "[model]\nkind = 'vit'\nwidth = 16\ndepth = 1\n[task]\ntype = 'images'\neval_sequences = 4\n[train]\nsteps = 1\nbatch = 2\n"
     (tmp_path / "vit.toml").write_text(text)

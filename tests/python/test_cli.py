@@ -86,6 +86,7 @@ def test_usage_errors_leave_with_two(tmp_path):
         ("describe a.toml --length -5", "--length is -5, expected at least 1 and at most 1073741824."),
         ("bench --seconds 0", "--seconds is 0, expected above 0."),
         ("bench wkv --only conv", "--only is 'conv', but no case or figure of wkv has that in its name."),
+        ("bench train_step --only fnet", "--only is 'fnet', but no case or figure of train_step has that in its name."),
         ("bench wkv --profile", "--profile is of 'step', which is not asked for: leave it out."),
         ("eval run --logits x", "--logits is 'x', expected a name that ends in .safetensors."),
         ("report run --out one.toml", "--out is 'one.toml', expected a name that ends in .html or .htm."),
@@ -787,6 +788,9 @@ def test_describe_adds_up(place):
     assert "parameters" in headloom("describe", "text.toml", cwd=place).stdout
     assert result["measured_state"]["bytes"] == result["state_bytes"] > 0
     assert result["measured_state"]["bytes_per_token"] == result["state_bytes_per_token"]
+    # What a state has from the first token on is not what each token adds.
+    once = json.loads(headloom("describe", "text.toml", "--json", "--length", 1, cwd=place).stdout)
+    assert once["measured_state"]["bytes_per_token"] == once["state_bytes_per_token"]
     branches = result["initial_branches"]
     assert [branch["layer"] for branch in branches] == list(range(len(branches)))
     assert all(branch["ratio"] == pytest.approx(branch["output_rms"] / branch["residual_rms"]) for branch in branches)

@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <set>
 #include <span>
+#include <unordered_map>
 
 #include "core/error.h"
 #include "core/json_text.h"
@@ -38,6 +38,38 @@ struct JsonlOptions {
   int64_t cut_as = 0;
 };
 
+// The lots of questions. Two are one lot where some of their lines are read alike.
+class QuestionLots {
+ public:
+  // `question` stands for all of its tokens, `as_read` for those that a line reads.
+  void join(uint64_t question, uint64_t as_read) {
+    const uint64_t a = root(question), b = root(as_read);
+    const uint64_t least = std::min({as_read, least_of(a), least_of(b)});
+    parents_[a] = b;
+    least_[b] = least;
+  }
+  // The least of what its lines read: of a question that is read whole, that is itself.
+  uint64_t lot(uint64_t question) { return least_.at(root(question)); }
+
+ private:
+  uint64_t root(uint64_t x) {
+    uint64_t parent = parents_.emplace(x, x).first->second;
+    while (parent != x) {
+      const uint64_t above = parents_.at(parent);
+      parents_[x] = above;
+      x = parent;
+      parent = above;
+    }
+    return x;
+  }
+  uint64_t least_of(uint64_t root) const {
+    const auto found = least_.find(root);
+    return found == least_.end() ? std::numeric_limits<uint64_t>::max() : found->second;
+  }
+
+  std::unordered_map<uint64_t, uint64_t> parents_, least_;
+};
+
 class JsonLines final : public ExampleTask {
  public:
   JsonLines(const JsonlOptions& options, uint64_t seed)
@@ -49,7 +81,7 @@ class JsonLines final : public ExampleTask {
     if (options.held_out_path) read(*options.held_out_path);
     std::vector<uint64_t> lots;
     for (const Example& example : examples_) {
-      lots.push_back(labelled_ ? lot_of_question_.at(example.lot) : example.lot);
+      lots.push_back(labelled_ ? questions_.lot(example.lot) : example.lot);
     }
     split_by_lot(lots, first_apart, options.held_out, path_, options.eval_sequences, seed, lots);
   }
@@ -151,13 +183,11 @@ class JsonLines final : public ExampleTask {
       const size_t kept = std::min(input.size(), room - label.size());
       if (kept < input.size()) ++cut_;
       // A question that is held out is not trained on, whatever its answer, nor is one that is read
-      // alike. Of labels of several lengths, one question is cut to several; it has the lot of one.
+      // alike. How much is read of a long one depends on its label.
       const size_t kept_as_trained =
           std::min(input.size(), split_room - std::min(label.size(), split_room - 1));
-      const uint64_t as_read = lot_of(std::span(input).last(kept_as_trained));
       example.lot = lot_of(std::span(input));
-      uint64_t& lot = lot_of_question_.emplace(example.lot, as_read).first->second;
-      lot = std::min(lot, as_read);
+      questions_.join(example.lot, lot_of(std::span(input).last(kept_as_trained)));
       example.tokens.assign(input.end() - static_cast<int64_t>(kept), input.end());
       example.tokens.insert(example.tokens.end(), label.begin(), label.end());
       example.answer = static_cast<int64_t>(label.size());
@@ -181,7 +211,7 @@ class JsonLines final : public ExampleTask {
   std::string path_;
   int64_t split_length_;
   bool labelled_ = false;
-  std::map<uint64_t, uint64_t> lot_of_question_;
+  QuestionLots questions_;
   int64_t cut_ = 0;  // examples that are longer than `length`
   std::vector<Example> examples_;
 };
