@@ -10,15 +10,18 @@
 
 namespace headloom::bench {
 
-// The median time of some training steps of `config` after a first one. Throws UsageError for
-// another device than the CPU.
+// The median time of some training steps of `config` after a first one; where training sequences
+// have several lengths, the mean of those of each. Throws UsageError for another device than the
+// CPU.
 double step_seconds(const RunConfig& config, const data::Task& task);
 
 // Measures, task by task, the models that have a finished run below `folder`, `rounds` times each,
 // and keeps what was measured in the folder (train/speeds.h). A training step has the batch of the
-// run, or the part of it that train.accumulate leaves; decoding continues one text from half of the
-// task's length. What is kept of the same configurations is not measured again. Ends early where
-// the process is interrupted, and measures nothing of runs on another device than the CPU.
+// run, or the part of it that train.accumulate leaves. Its time is the mean over the lengths of
+// training sequences, and its memory that of the length that takes most. Decoding continues one
+// text from half of the task's length. What is kept of the same configurations is not measured
+// again. Ends early where the process is interrupted, and measures nothing of runs on another
+// device than the CPU.
 void measure_speeds(const std::string& folder, int64_t rounds,
                     const report::Comparison& comparison);
 

@@ -142,7 +142,8 @@ int run_compare(CompareArguments& a) {
     said = true;
     result = so_far.comparison;
     // Also where nothing is measured now: with --plan, and before and after an interruption.
-    if (config.speed.rounds > 0) take_kept_speeds(a.out, config.speed.rounds, result);
+    if (config.speed.rounds > 0)
+      take_kept_speeds(a.out, config.speed.rounds, /*anywhere=*/false, result);
     add_circumstances(result, a, toml);
     write_file(a.out + "/config.toml", to_toml(with_absolute_paths(root)));
     write_file(a.out + "/report.html", report::to_html(result));

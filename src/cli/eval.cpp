@@ -96,7 +96,7 @@ bool choose_part(const std::string& folder, RunConfig& run, RunConfig& changed,
     }
     if (run.train.eval_split == "all") return false;
     std::fprintf(stderr,
-                 "headloom: --set and --context choose the sequences anew, so all held-out "
+                 "headloom: --set and --context cut the sequences anew, so all held-out "
                  "sequences are read; without them it is the %s half alone.\n",
                  run.train.eval_split.c_str());
     return false;
@@ -228,7 +228,7 @@ void check_pieces(const EvalArguments& a, Model& model) {
 void write_logits(const EvalArguments& a, Model& model, const data::Task& task, Split split,
                   int64_t most, const std::optional<Pieces>& pieces) {
   at::NoGradGuard no_grad;
-  const int64_t count = std::min(most, sequences_in(task, split));
+  const int64_t count = sequences_read(task, split, most);
   const data::Batch first = to_device(split_batch(task, split, 0, count), model.device());
   NamedTensors tensors;
   for (const auto& [name, tensor] :

@@ -1,6 +1,7 @@
 #include "data/examples.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
@@ -139,20 +140,27 @@ void ExampleTask::keep_lots_in_halves(const std::vector<uint64_t>& lots) {
 
 namespace {
 
-// The first lots, in their order, that have `wanted` examples together. A lot by which they would
-// be more than twice as many is left to training, as the last of all is.
+// Lots that have about `wanted` examples together: the first ones in their order, but for those by
+// which they would be more than twice as many. Where that comes to less than half, the smallest of
+// those too. The last of all is trained on.
 std::unordered_set<uint64_t> chosen_lots(const std::map<uint64_t, int64_t>& sizes, int64_t wanted) {
   std::unordered_set<uint64_t> chosen;
+  std::pair<int64_t, uint64_t> smallest_left = {std::numeric_limits<int64_t>::max(), 0};
   int64_t held = 0;
   for (const auto& [lot, size] : sizes) {
     if (held >= wanted || lot == sizes.rbegin()->first) break;
-    if (held + size > 2 * wanted) continue;
+    if (held + size > 2 * wanted) {
+      smallest_left = std::min(smallest_left, {size, lot});
+      continue;
+    }
     chosen.insert(lot);
     held += size;
   }
-  if (!chosen.empty()) return chosen;
-  const auto smaller = [](const auto& a, const auto& b) { return a.second < b.second; };
-  return {std::min_element(sizes.begin(), sizes.end(), smaller)->first};
+  const bool any_left = smallest_left.first < std::numeric_limits<int64_t>::max();
+  if (2 * held < wanted && any_left) {
+    chosen.insert(smallest_left.second);
+  }
+  return chosen;
 }
 
 }  // namespace

@@ -462,7 +462,7 @@ std::string notes(const Summary& summary) {
          "the same loss, by the fits. The intervals come from resampling the seeds of every size, "
          "the same for all models. They are not among the tests of this report, and they do not "
          "hold what the form of the law gets wrong.</p>"
-         "<p><b>Speed</b> is measured on this machine and depends on what else it was doing. "
+         "<p><b>Speed</b> is measured on the machine below and depends on what else it was doing. "
          "<b>State</b> is the memory that decoding keeps: what each token of context adds to it, "
          "and "
          "what it is for a whole sequence of the task.</p>"

@@ -178,7 +178,8 @@ void check_robustness(const RobustnessOptions& robustness, const Sweep& sweep) {
 
 constexpr const char* kStepSeconds = "/step_seconds.json";
 
-// `machine` becomes the one that they were measured on, where the file says it.
+// `machine` becomes the one that they were measured on. Files of earlier versions do not say it,
+// and are taken for this one's.
 std::map<std::string, double> read_step_seconds(const std::string& folder, std::string& machine) {
   std::map<std::string, double> out;
   if (!fs::exists(folder + kStepSeconds)) return out;

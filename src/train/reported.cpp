@@ -13,7 +13,6 @@
 #include "train/evaluate.h"
 #include "train/run_folder.h"
 #include "train/run_session.h"
-#include "train/sweep.h"
 
 namespace headloom {
 namespace fs = std::filesystem;

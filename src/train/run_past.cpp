@@ -10,7 +10,6 @@
 #include "train/checkpoint.h"
 #include "train/reported.h"
 #include "train/run_folder.h"
-#include "train/sweep.h"
 
 namespace headloom {
 namespace {

@@ -12,7 +12,7 @@ namespace headloom {
 struct RunPlace {
   std::string folder, model = {}, task = {}, comparison = {};
   std::string size_of = {};  // the task that its task is a size of, there
-  size_t rank = 0;          // of the model: those of the first folders come first
+  size_t rank = 0;           // of the model: those of the first folders come first
 };
 
 // Whether the folder of a run or of a comparison is a comparison's.

@@ -647,7 +647,7 @@ void RunReport::add_speeds(report::Comparison& out) const {
                             .folder = fs::path(r.folder).lexically_relative(r.comparison).string(),
                             .state = out.runs[i].state});
     }
-    take_kept_speeds(compared.folder, rounds, there);
+    take_kept_speeds(compared.folder, rounds, /*anywhere=*/true, there);
     for (report::Speed& speed : there.speeds) {
       const Run& run = *named.at({speed.model, speed.task});
       speed.model = run.run.model;

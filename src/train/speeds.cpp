@@ -99,13 +99,14 @@ void KeptSpeeds::keep(const std::string& task, int64_t rounds, std::vector<Timed
   write_file(path_, tasks_.dump(1) + "\n");
 }
 
-void take_kept_speeds(const std::string& folder, int64_t rounds, report::Comparison& comparison) {
+void take_kept_speeds(const std::string& folder, int64_t rounds, bool anywhere,
+                      report::Comparison& comparison) {
   comparison.speeds.clear();
   if (!std::filesystem::exists(folder + "/speeds.json")) return;
   const KeptSpeeds kept(folder);
   for (const report::TaskInfo& task : comparison.tasks) {
     std::vector<TimedModel> models = timed_models(task.name, folder, comparison);
-    kept.take(task.name, rounds, models, /*anywhere=*/true, comparison.speeds);
+    kept.take(task.name, rounds, models, anywhere, comparison.speeds);
   }
 }
 

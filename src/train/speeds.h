@@ -44,7 +44,9 @@ class KeptSpeeds {
   nlohmann::ordered_json tasks_;
 };
 
-// Fills comparison.speeds with what is kept, wherever it was measured, and measures nothing.
-void take_kept_speeds(const std::string& folder, int64_t rounds, report::Comparison& comparison);
+// Fills comparison.speeds with what is kept, of this machine alone unless `anywhere`, and measures
+// nothing.
+void take_kept_speeds(const std::string& folder, int64_t rounds, bool anywhere,
+                      report::Comparison& comparison);
 
 }  // namespace headloom

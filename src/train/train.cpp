@@ -162,7 +162,8 @@ class Trainer {
     out.evaluations = metrics_.evaluations();
     out.tokens_per_second = tokens_per_second(metrics_.step_seconds());
     out.unit = work_unit(*task_).name;
-    out.peak_memory = memory_.bytes();
+    // Where nothing was left to train, a process that has loaded the model knows nothing of it.
+    out.peak_memory = state_.step > begun_at ? memory_.bytes() : -1;
     if (!out.interrupted) out.warning = divergence();
     if (!out.warning.empty()) progress_.line("warning: " + out.warning);
     // A comparison does so itself.

@@ -76,7 +76,7 @@ TEST(PowerLaw, TheFrontierIsTheBestSplitOfTheCompute) {
 // Models at three sizes; `worth` is the planted factor of each but the first, which is the
 // baseline.
 Comparison series(const std::vector<double>& worth, int seeds, double noise, size_t points = 3) {
-  Comparison c{.title = "SizeSeries"};
+  Comparison c{.title = "Sizes"};
   for (int s = 1; s <= seeds; ++s) c.seeds.push_back(s);
   for (size_t m = 0; m <= worth.size(); ++m) c.models.push_back({.label = str("m", m)});
   for (size_t r = 0; r < points; ++r) {

@@ -290,7 +290,8 @@ class LabelledFiles final : public ExampleTask {
   }
 
   // The number of the first piece that is held out, with all that follow. With `whole` documents it
-  // begins one, unless so much more or less than is wanted would be held out then.
+  // begins one, unless less than half of what is wanted, or more than twice as much, would be held
+  // out then.
   size_t first_held_out(const std::vector<Span>& pieces, bool whole) const {
     const int64_t present = std::ssize(pieces);
     const int64_t wanted = held_out_count(present, options_.held_out);
@@ -304,8 +305,11 @@ class LabelledFiles final : public ExampleTask {
     // The first document is trained on.
     const size_t document = std::max<size_t>(pieces[cut].document, 1);
     const int64_t before = begin_of(document), after = begin_of(document + 1);
-    if (present - before <= 2 * wanted) return static_cast<size_t>(before);
-    return 2 * (present - after) >= wanted ? static_cast<size_t>(after) : cut;
+    for (const int64_t first : {before, after}) {
+      const int64_t held = present - first;
+      if (held <= 2 * wanted && 2 * held >= wanted) return static_cast<size_t>(first);
+    }
+    return cut;
   }
 
   ClassifyTextOptions options_;

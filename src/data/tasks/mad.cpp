@@ -230,13 +230,20 @@ class FuzzyRecall final : public PairRecall {
 // How many of `count` tokens that are drawn evenly from `kinds` are expected to be of the kind that
 // comes most often, as a share. By a simulation.
 double most_frequent_share(int64_t count, int64_t kinds) {
-  const int64_t draws = std::clamp<int64_t>((int64_t{1} << 22) / (count + kinds), 50, 4000);
+  const int64_t draws = std::clamp<int64_t>((int64_t{1} << 22) / count, 50, 4000);
   Random random({0, 0, 0});
   int64_t sum = 0;
   for (int64_t n = 0; n < draws; ++n) {
-    std::vector<int64_t> times(static_cast<size_t>(kinds), 0);
-    for (int64_t i = 0; i < count; ++i) ++times[static_cast<size_t>(random.below(kinds))];
-    sum += *std::max_element(times.begin(), times.end());
+    std::vector<int64_t> tokens(static_cast<size_t>(count));
+    for (int64_t& token : tokens) token = random.below(kinds);
+    std::sort(tokens.begin(), tokens.end());
+    int64_t most = 0;
+    for (auto first = tokens.begin(); first != tokens.end();) {
+      const auto last = std::upper_bound(first, tokens.end(), *first);
+      most = std::max<int64_t>(most, last - first);
+      first = last;
+    }
+    sum += most;
   }
   return static_cast<double>(sum) / static_cast<double>(draws * count);
 }
@@ -249,11 +256,12 @@ class SelectiveCopying final : public MadTask {
   std::vector<Floor> floors_of(const std::vector<int64_t>&) const override {
     const auto count = static_cast<double>(options_.tokens);
     const auto data = static_cast<double>(options_.vocabulary - 2);
+    const double one = 1.0 / count + (1.0 - 1.0 / count) / data;
     return {{"any token", 1.0 / static_cast<double>(vocabulary())},
             {"any token but the two special ones", 1.0 / data},
-            {"one of the tokens to copy", 1.0 / count + (1.0 - 1.0 / count) / data},
+            {"one of the tokens to copy", one},
             {"the token to copy that comes most often",
-             most_frequent_share(options_.tokens, options_.vocabulary - 2)}};
+             std::max(one, most_frequent_share(options_.tokens, options_.vocabulary - 2))}};
   }
   std::string describe() const override {
     return str("Sequences of ", options_.length, " tokens of a vocabulary of ", options_.vocabulary,
