@@ -71,7 +71,8 @@ class Tokenizer:
             raise TypeError(f"text is {shown(text)}, expected text or bytes.")
         data = text.encode() if isinstance(text, str) else text
         # A text without bytes has no buffer.
-        characters = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
+        none = torch.empty(0, dtype=torch.uint8, device="cpu")
+        characters = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else none
         tokens: Tensor = self._tokenizer.encode(characters)
         if start and self.start_token is not None:
             tokens = torch.cat([tokens.new_tensor([self.start_token]), tokens])

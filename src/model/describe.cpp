@@ -68,8 +68,8 @@ std::optional<MeasuredState> measured_state(const Model& model, int64_t length) 
   const int64_t half = std::max<int64_t>(out.length / 2, 1);
   const int64_t whole = std::min(std::max(out.length, half + 1), longest);
   if (whole == half) return out;
-  out.bytes_per_token =
-      (bytes_after(whole) - bytes_after(half)) / static_cast<double>(whole - half);
+  const double of_whole = whole == out.length ? out.bytes : bytes_after(whole);
+  out.bytes_per_token = (of_whole - bytes_after(half)) / static_cast<double>(whole - half);
   return out;
 }
 

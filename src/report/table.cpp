@@ -163,14 +163,11 @@ Column steps_column(const TaskSummary& task) {
 Column reach_column(const TaskSummary& task, const Row& baseline) {
   Column column{"to match `" + baseline.model->label + "`", task.task->unit, "", {}};
   if (task.task->percent || baseline.finished == 0) return column;
-  const auto curve = [](const Row& row) {
-    return mean_curve(row, &Point::tokens, &Point::quality);
-  };
   // Where every model was evaluated once, all of them would match it "at most" at the end.
   bool any = false, any_curve = false;
   for (const Row& row : task.rows) {
     Cell cell{row.baseline ? "" : kDash, "", ""};
-    const std::vector<LinePoint> own = curve(row);
+    const std::vector<LinePoint> own = mean_curve(row, &Point::tokens, &Point::quality);
     any_curve |= own.size() > 1;
     const double reached = first_reach(own, baseline.result.mean, task.task->lower_is_better);
     if (!row.baseline && row.finished > 0 && std::isfinite(reached)) {
