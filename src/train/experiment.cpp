@@ -290,8 +290,8 @@ std::string Experiment::budget_text() {
   for (size_t t = 0; t < config_.tasks.size(); ++t) {
     const RunConfig baseline = built(0, t, {});
     stops |= !outcome_.comparison.tasks[t].stopping.empty();
-    const WorkUnit unit = work_unit(*tasks_[t]);
-    const double tokens = steps_[t] * static_cast<double>(baseline.train.batch) * unit.per_sequence;
+    const auto sequences = static_cast<int64_t>(steps_[t]) * baseline.train.batch;
+    const auto tokens = static_cast<double>(work_of(*tasks_[t], 0, sequences));
     const std::string& name = config_.tasks[t].name;
     if (config_.budget == "flops") {
       // A backward pass costs twice a forward pass.
@@ -299,7 +299,7 @@ std::string Experiment::budget_text() {
     } else if (config_.budget == "seconds") {
       budgets.push_back(str(human_seconds(steps_[t] * costs_[t]), " on ", name));
     } else {
-      budgets.push_back(str(human_count(tokens), " ", unit.name, " on ", name));
+      budgets.push_back(str(human_count(tokens), " ", work_unit(*tasks_[t]).name, " on ", name));
     }
   }
   std::string what = config_.budget == "flops"     ? "computes the same number of operations"
