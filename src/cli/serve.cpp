@@ -10,6 +10,7 @@
 
 #include "cli/arguments.h"
 #include "cli/command.h"
+#include "core/files.h"
 #include "core/platform.h"
 #include "core/text.h"
 #include "model/decoder.h"
@@ -66,7 +67,7 @@ int run_serve(ServeArguments& a) {
   a.engine.dtype = loaded.config.train.dtype;
   a.engine.cache = a.cache.text();
   a.engine.cache_dtype = a.cache.dtype;
-  a.server.model = std::filesystem::absolute(a.model).lexically_normal().filename().string();
+  a.server.model = folder_name(a.model);
   if (a.server.model.empty()) a.server.model = "headloom";
   // Each text has a request at most; beside them some are refused and some ask for other things.
   a.server.connections = a.engine.max_batch + a.engine.max_queue + 8;

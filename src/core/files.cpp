@@ -95,6 +95,10 @@ bool is_there(const std::string& path) {
   return fs::is_regular_file(path, error);
 }
 
+std::string folder_name(const std::string& folder) {
+  return fs::absolute(folder + "/").lexically_normal().parent_path().filename().string();
+}
+
 std::string read_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail(path, ": cannot be read: ", system_reason(), ".");

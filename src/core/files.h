@@ -28,6 +28,9 @@ void write_file(const std::string& path, std::string_view content);
 // without permission; reading the file then gives the reason.
 bool is_there(const std::string& path);
 
+// The last part of a folder's path, also of "runs/a/" and ".".
+std::string folder_name(const std::string& folder);
+
 // The content of a file. Throws Error naming the path and the system's reason.
 std::string read_file(const std::string& path);
 

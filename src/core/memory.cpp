@@ -64,6 +64,11 @@ void lower_by_groups(MemoryLimit& limit, const std::string& root) {
   }
 }
 
+int64_t& sharing_processes() {
+  static int64_t processes = 1;
+  return processes;
+}
+
 void lower_by_process(MemoryLimit& limit, decltype(RLIMIT_AS) resource, const char* name) {
   rlimit set{};
   if (::getrlimit(resource, &set) != 0 || set.rlim_cur == RLIM_INFINITY) return;
@@ -76,10 +81,16 @@ MemoryLimit memory_limit(const std::string& root) {
   MemoryLimit limit{.bytes = std::numeric_limits<double>::infinity(), .name = "no limit is known"};
   lower(limit, physical_memory(root), "physical memory");
   lower_by_groups(limit, root);
+  if (const int64_t processes = sharing_processes(); processes > 1) {
+    limit.bytes /= static_cast<double>(processes);
+    limit.name = str("an equal part of ", limit.name, " for each of ", processes, " processes");
+  }
   lower_by_process(limit, RLIMIT_AS, "the limit of address space, ulimit -v");
   lower_by_process(limit, RLIMIT_DATA, "the limit of data, ulimit -d");
   return limit;
 }
+
+void share_memory(int64_t processes) { sharing_processes() = processes; }
 
 void check_fits(const std::string& what, double bytes, const std::string& parts,
                 const std::string& advice) {

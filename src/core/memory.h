@@ -27,6 +27,10 @@ struct MemoryLimit {
 // (RLIMIT_AS, RLIMIT_DATA). Swap is not counted. Files are read below `root`.
 MemoryLimit memory_limit(const std::string& root = "");
 
+// From now on the limits of the machine and of control groups are those of `processes` alike, of
+// which this is one: it can have an equal part.
+void share_memory(int64_t processes);
+
 // Throws UsageError where `bytes` are more than the limit: "WHAT at least BYTES of memory by
 // estimate (PARTS), but this process can have ...; ADVICE.".
 void check_fits(const std::string& what, double bytes, const std::string& parts,

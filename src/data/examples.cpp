@@ -16,14 +16,20 @@
 
 namespace headloom::data {
 
-void FileOptions::fields(Fields& f, const std::string& what) {
-  f.field("path", path, str(what, "; absent: generated"));
+void FileOptions::fields(Fields& f, const std::string& what, bool generates) {
+  const char* const with = generates ? "with path: " : "";
+  f.field("path", path, str(what, generates ? "; absent: generated" : ""));
   f.field("held_out_path", held_out_path,
-          "with path: a file alike to evaluate on; absent: a share");
+          str(with, "a file alike to evaluate on; absent: a share"));
   f.field("held_out", held_out,
-          "with path: share kept for evaluation where no file is named; 1: all, to evaluate only",
+          str(with, "share kept for evaluation where no file is named; 1: all, to evaluate only"),
           Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
-  f.field("tokenizer", tokenizer, str("with path: ", kTokenizerHelp));
+  f.field("tokenizer", tokenizer, str(with, kTokenizerHelp));
+}
+
+void FileOptions::hold_out_all() {
+  held_out = 1.0;
+  held_out_path.reset();
 }
 
 std::vector<DataPath> FileOptions::data_paths() {

@@ -22,9 +22,11 @@ struct FileOptions {
   int64_t cut_as = 0;
 
   int64_t split_length() const { return cut_as > 0 ? cut_as : length; }
-  // `what` says what stands in the files.
-  void fields(Fields& f, const std::string& what);
+  // `what` says what stands in the files. `generates`: without a file the task generates its data.
+  void fields(Fields& f, const std::string& what, bool generates = true);
   std::vector<DataPath> data_paths();
+  void hold_out_all();
+  void split_as(const FileOptions& other) { cut_as = other.length; }
   // As TaskSpec has them, nullptr where there is none: what is generated has letters of its own.
   std::string* tokenizer_file() { return tokenizer == "bytes" ? nullptr : &tokenizer; }
   std::shared_ptr<const Tokenizer> own_tokenizer() const {
@@ -140,12 +142,11 @@ struct ExampleSpec : GeneratedSpec {
   std::vector<DataPath> data_paths() final { return options.files.data_paths(); }
   void split_as(const TaskSpec& other) final {
     if (const auto* same = dynamic_cast<const ExampleSpec*>(&other)) {
-      options.files.cut_as = same->options.files.length;
+      options.files.split_as(same->options.files);
     }
   }
   void hold_out_all() final {
-    options.files.held_out = 1.0;
-    options.files.held_out_path.reset();
+    options.files.hold_out_all();
     eval_sequences = std::numeric_limits<int64_t>::max();
   }
   std::string* tokenizer_file() final { return options.files.tokenizer_file(); }

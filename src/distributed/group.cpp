@@ -3,6 +3,7 @@
 #include "build.h"
 #include "core/clock.h"
 #include "core/hash.h"
+#include "core/platform.h"
 #include "core/problem.h"
 #include "distributed/start.h"
 
@@ -65,20 +66,29 @@ namespace {
 using std::chrono::milliseconds;
 
 // What each process says of itself before they connect.
-struct Greeting {
-  std::string host, process, version, torch, configuration, threads;
+class Greeting {
+  template <typename Self>
+  static auto lines(Self& self) {
+    return std::array{&self.host,  &self.machine,       &self.group,   &self.process, &self.version,
+                      &self.torch, &self.configuration, &self.threads, &self.products};
+  }
 
+ public:
+  std::string host, machine, group, process, version, torch, configuration, threads, products;
+
+  // Hosts that are copies of one machine may have one name.
+  bool is_beside(const Greeting& other) const {
+    return host == other.host && machine == other.machine;
+  }
   std::string text() const {
-    return str(host, "\n", process, "\n", version, "\n", torch, "\n", configuration, "\n", threads,
-               "\n");
+    std::string out;
+    for (const std::string* line : lines(*this)) out += *line + "\n";
+    return out;
   }
   static Greeting read(const std::string& text) {
-    std::istringstream lines(text);
+    std::istringstream stream(text);
     Greeting out;
-    for (std::string* line :
-         {&out.host, &out.process, &out.version, &out.torch, &out.configuration, &out.threads}) {
-      std::getline(lines, *line);
-    }
+    for (std::string* line : lines(out)) std::getline(stream, *line);
     return out;
   }
 };
@@ -95,7 +105,8 @@ void compare(const std::vector<Greeting>& all) {
       Part{"PyTorch ", &Greeting::torch, "; install the same one everywhere."},
       Part{"the configuration and options with the hash ", &Greeting::configuration,
            "; start all ranks with the same command and files."},
-      Part{"the number of threads ", &Greeting::threads, "; set OMP_NUM_THREADS alike."}};
+      Part{"the number of threads ", &Greeting::threads, "; set OMP_NUM_THREADS alike."},
+      Part{"the variable HEADLOOM_PRODUCTS as ", &Greeting::products, "; set it alike."}};
   for (const Part& part : parts) {
     for (size_t i = 1; i < all.size(); ++i) {
       const std::string &here = all[i].*part.member, &first = all[0].*part.member;
@@ -152,13 +163,16 @@ std::string own_address_towards(const std::string& host) {
   return out;
 }
 
-// What c10d throws while it talks to the others, as LostRank.
+// What c10d throws while it talks to the others, as LostRank. `what` says what did not succeed.
+constexpr const char* kBroken =
+    "the connection between the ranks broke, though all of them are there";
 template <typename F>
-auto talking(const F& f) {
+auto talking(const F& f, const char* what = kBroken) {
   try {
     return f();
   } catch (const std::exception& error) {
-    throw LostRank(error.what());
+    const std::string said = error.what();
+    throw LostRank(str(what, " (gloo: ", said.substr(0, said.find('\n')), ")."));
   }
 }
 
@@ -275,6 +289,12 @@ class GlooGroup final : public OverGloo<Group> {
 
   int64_t rank() const override { return place_.rank; }
   int64_t size() const override { return place_.size; }
+  int64_t on_this_machine() const override {
+    const Greeting& own = greetings_[static_cast<size_t>(rank())];
+    return std::count_if(greetings_.begin(), greetings_.end(), [&](const Greeting& one) {
+      return one.is_beside(own) && one.group == own.group;
+    });
+  }
   double waited() const override {
     double sum = OverGloo::waited();
     for (const auto& part : parts_) sum += part->waited();
@@ -292,12 +312,16 @@ class GlooGroup final : public OverGloo<Group> {
   }
 
   void meet(const std::string& configuration) override {
+    const char* const products = std::getenv("HEADLOOM_PRODUCTS");
     const Greeting own{.host = host_name(),
+                       .machine = boot_id(),
+                       .group = hash_text(control_groups()),
                        .process = std::to_string(::getpid()),
                        .version = HEADLOOM_VERSION,
                        .torch = TORCH_VERSION,
                        .configuration = hash_text(configuration),
-                       .threads = std::to_string(at::get_num_threads())};
+                       .threads = std::to_string(at::get_num_threads()),
+                       .products = str('"', products == nullptr ? "" : products, '"')};
     set(key("greeting", rank()), own.text());
     expect_all("greeting");
     for (int64_t i = 0; i < size(); ++i) {
@@ -319,8 +343,8 @@ class GlooGroup final : public OverGloo<Group> {
       const int code = body();
       finish();
       return code;
-    } catch (const LostRank&) {
-      end_after_loss();
+    } catch (const LostRank& lost) {
+      end_after_loss(lost.what());
     } catch (const UsageError& error) {
       end(error.what(), 2);
     } catch (const std::exception& error) {
@@ -378,29 +402,37 @@ class GlooGroup final : public OverGloo<Group> {
     auto options = c10d::ProcessGroupGloo::Options::create(
         milliseconds(static_cast<int64_t>(1000 * options_.timeout)));
     options->devices.push_back(device());
-    return talking([&] {
-      return c10::make_intrusive<c10d::ProcessGroupGloo>(
-          c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(of_rank),
-          static_cast<int>(of_size), options);
-    });
+    return talking(
+        [&] {
+          return c10::make_intrusive<c10d::ProcessGroupGloo>(
+              c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(of_rank),
+              static_cast<int>(of_size), options);
+        },
+        together() ? "the ranks cannot connect to each other"
+                   : "the ranks cannot connect to each other, though all of them have met; each "
+                     "listens on a port that the system chooses, so that all ports must be open "
+                     "between their hosts");
+  }
+
+  bool together() const {
+    return std::all_of(greetings_.begin(), greetings_.end(),
+                       [&](const Greeting& one) { return one.is_beside(greetings_[0]); });
   }
 
   auto device() const -> decltype(c10d::ProcessGroupGloo::createDeviceForHostname("")) {
-    bool together = true;
-    for (const Greeting& one : greetings_) together = together && one.host == greetings_[0].host;
     if (!options_.interface.empty()) {
       if (::if_nametoindex(options_.interface.c_str()) == 0) {
         usage_error("--interface ", options_.interface, ": there is no such network on host ",
                     host_name(), ", expected one of ", names_of_interfaces(), ".");
       }
-      if (!together && is_loopback(options_.interface)) {
+      if (!together() && is_loopback(options_.interface)) {
         usage_error("--interface ", options_.interface,
                     ": other hosts do not reach this network of host ", host_name(),
                     ", expected one of ", names_of_interfaces(), ".");
       }
       return c10d::ProcessGroupGloo::createDeviceForInterface(options_.interface);
     }
-    if (together) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+    if (together()) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
     const std::string own = own_address_towards(place_.address);
     if (own.empty() || own.starts_with("127.")) {
       usage_error("host ", host_name(), " reaches ", place_.address, " by the address ",
@@ -467,7 +499,8 @@ class GlooGroup final : public OverGloo<Group> {
     }
   }
 
-  [[noreturn]] void end_after_loss() {
+  // `broken`: what to say where all the others are still there.
+  [[noreturn]] void end_after_loss(const std::string& broken) {
     ending_ = true;
     leave_at_the_latest(store_is_gone());
     const double start = seconds_now();
@@ -480,11 +513,10 @@ class GlooGroup final : public OverGloo<Group> {
       if (!is_set("cause")) {
         const std::vector<int64_t> gone = without("present"), busy = without("lost");
         const std::string which =
-            !gone.empty() ? named(gone) + " no longer answers: it was killed, or it hangs."
-            : !busy.empty()
-                ? str(named(busy), " has not come to the others within ", options_.timeout,
-                      " seconds (--timeout).")
-                : "the connection between the ranks broke, though all of them are there.";
+            !gone.empty()   ? named(gone) + " no longer answers: it was killed, or it hangs."
+            : !busy.empty() ? str(named(busy), " has not come to the others within ",
+                                  options_.timeout, " seconds (--timeout).")
+                            : broken;
         end(which + " All ranks end; go on from the last checkpoint with --resume.", 1,
             /*own=*/false);
       }

@@ -17,15 +17,27 @@ using Variable = std::function<std::string(const std::string&)>;
 struct LauncherVariables {
   const char* launcher;
   const char *rank, *size, *local_size;
+  // What tells jobs on one machine apart, equal in all processes of one. Another launcher's may
+  // differ between them: ranks that are started by a step of Slurm each have as many steps.
+  std::array<const char*, 3> job;
 };
 // torchrun's go first: programs set them beside those of MPI, which they were started by.
 constexpr std::array kLaunchers = {
-    LauncherVariables{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
-    LauncherVariables{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    LauncherVariables{"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+    LauncherVariables{
+        "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", {"TORCHELASTIC_RUN_ID"}},
+    LauncherVariables{"Open MPI",
+                      "OMPI_COMM_WORLD_RANK",
+                      "OMPI_COMM_WORLD_SIZE",
+                      "OMPI_COMM_WORLD_LOCAL_SIZE",
+                      {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"}},
+    LauncherVariables{
+        "MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", {"PMI_JOBID", "PMIX_NAMESPACE"}},
     // Those of the step: a batch script has SLURM_NTASKS too, but is one process.
-    LauncherVariables{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"},
+    LauncherVariables{"Slurm",
+                      "SLURM_PROCID",
+                      "SLURM_STEP_NUM_TASKS",
+                      "SLURM_NTASKS_PER_NODE",
+                      {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
 };
 
 int64_t number(const Variable& variable, const std::string& name, int64_t low, int64_t high) {
@@ -52,15 +64,10 @@ std::string address(const Variable& variable, const LauncherVariables& of, int64
               "for all ranks.");
 }
 
-// What tells jobs on one machine apart. `ours`: of ranks that Headloom starts, which know their
-// launcher by its own variables, whatever job they are in.
-std::string job(const Variable& variable, bool ours) {
+std::string job(const Variable& variable, const LauncherVariables& of) {
   std::string out;
-  for (const char* name :
-       {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID",
-        "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "PMI_JOBID"}) {
-    if (ours && !std::string_view(name).starts_with("TORCHELASTIC")) continue;
-    const std::string value = variable(name);
+  for (const char* name : of.job) {
+    const std::string value = name == nullptr ? "" : variable(name);
     if (!value.empty()) out += str("/", value);
   }
   return out;
@@ -95,15 +102,17 @@ std::optional<Place> place_among_ranks(const Variable& variable) {
     if (place.size == 1) return std::nullopt;
     place.address = address(variable, of, place.size);
     place.served = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    place.job = job(variable, place.ours);
+    place.job = job(variable, of);
+    // Whatever has started the processes, all of them are in one job of Slurm.
+    const std::string name = place.job.empty() ? variable("SLURM_JOB_ID") : place.job;
     if (!variable("MASTER_PORT").empty()) {
       place.port = number(variable, "MASTER_PORT", 1, 65535);
-    } else if (place.job.empty() && !variable("MASTER_ADDR").empty()) {
+    } else if (name.empty() && !variable("MASTER_ADDR").empty()) {
       place.port = 29500;  // nothing else that all machines know; PyTorch's own
     } else {
       Fnv1a hash;
       // MPICH says nothing of its job: its processes on one machine have one parent.
-      hash.add(place.job.empty() ? std::to_string(::getppid()) : place.job);
+      hash.add(name.empty() ? std::to_string(::getppid()) : name);
       // Below 32768: from there on Linux gives ports to outgoing connections, one of which could
       // hold this one.
       place.port = 20000 + static_cast<int64_t>(hash.value() % 12000);

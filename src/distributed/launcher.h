@@ -14,7 +14,7 @@ struct Place {
   std::string address;
   int64_t port = 0;
   bool served = false;   // the launcher serves the store; else rank 0 does
-  std::string job;       // differs between jobs, and between restarts of one
+  std::string job;       // differs between jobs on one machine
   std::string launcher;  // "torchrun"
   bool ours = false;     // start_ranks() has started it, and sets torchrun's variables and its own
 };

@@ -11,9 +11,9 @@ namespace headloom {
 // Serves a store on a port of this machine that is free.
 c10::intrusive_ptr<c10d::TCPStore> serve_store();
 
-// The part that belongs to the job of the store at place.address; rank 0 serves it, unless the
-// launcher does. Throws UsageError, with rank and host, for a name that does not resolve, for a
-// port in use, and where nobody answers within `timeout`.
+// The part that belongs to the job of the store at place.address, and to this attempt at it; rank 0
+// serves the store, unless the launcher does. Throws UsageError, with rank and host, for a name
+// that does not resolve, for a port in use, and where nobody answers within `timeout`.
 c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::milliseconds timeout);
 
 // The same of a store that is there.

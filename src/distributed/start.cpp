@@ -25,9 +25,7 @@ namespace {
 class Ranks {
  public:
   Ranks(int64_t count, const std::vector<std::string>& command)
-      : server_(serve_store()),
-        job_(str("/", ::getpid())),
-        store_(part_of_job(server_, job_ + "/0")) {
+      : server_(serve_store()), store_(part_of_job(server_, str("/", ::getpid()))) {
     for (int64_t rank = 0; rank < count; ++rank) start(rank, count, command);
   }
   ~Ranks() {
@@ -71,7 +69,6 @@ class Ranks {
                                               {"MASTER_PORT", std::to_string(server_->getPort())},
                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                               {"TORCHELASTIC_RUN_ID", std::to_string(::getpid())},
-                                              {"TORCHELASTIC_RESTART_COUNT", "0"},
                                               {"HEADLOOM_PROCESSES", std::to_string(count)}};
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
       const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
@@ -99,7 +96,6 @@ class Ranks {
   }
 
   const c10::intrusive_ptr<c10d::TCPStore> server_;
-  const std::string job_;
   const c10::intrusive_ptr<c10d::Store> store_;
   std::map<pid_t, int64_t> running_;  // their ranks
   int code_ = 0;

@@ -423,6 +423,13 @@ void MixerState::add(const std::vector<const MixerState*>& others) {
   for (const auto& [name, tensor] : first.recurrent) {
     std::vector<at::Tensor> parts;
     for (const MixerState* part : all) parts.push_back(part->recurrent.at(name));
+    for (const at::Tensor& part : parts) {
+      require(part.defined() == tensor.defined() &&
+                  (!part.defined() || part.sizes().slice(1) == tensor.sizes().slice(1)),
+              "decoding states cannot be joined: '", name,
+              "' differs in its shape; sources are padded to one length, and all of them have "
+              "lengths or none.");
+    }
     joined_recurrent[name] = tensor.defined() ? at::cat(parts) : tensor;
   }
   const std::vector<int64_t> own = first_numbers(empty ? 0 : first.batch());

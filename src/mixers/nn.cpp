@@ -265,18 +265,26 @@ void Rotary::prepare(const c10::SymInt& length, const Tensor& like) {
   const auto rows = rows_to_make(cos_, length, type, like.device());
   if (!rows) return;
   c10::InferenceMode normal(false);  // the tables outlive a call in inference mode
-  // Angles in double: at long positions float32 loses the high frequencies.
-  const auto options = like.options().dtype(at::kDouble).requires_grad(false);
+  std::tie(cos_, sin_) =
+      angles(at::arange(c10::Scalar(*rows), like.options().dtype(at::kDouble)), type);
+}
+
+std::pair<Tensor, Tensor> Rotary::angles(const Tensor& places, at::ScalarType type) const {
+  // In double: at long positions float32 loses the high frequencies.
+  const auto options = places.options().dtype(at::kDouble).requires_grad(false);
   const Tensor frequency =
       options_.scaled(at::pow(options_.base, at::arange(0, rotary_, 2, options) * (-1.0 / span_)));
-  const Tensor place = at::arange(c10::Scalar(*rows), options);
-  const Tensor angle = place.unsqueeze(1) * frequency.unsqueeze(0);
-  cos_ = angle.cos().to(type);
-  sin_ = angle.sin().to(type);
+  const Tensor angle = places.to(at::kDouble).unsqueeze(-1) * frequency;
+  return {angle.cos().to(type), angle.sin().to(type)};
 }
 
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   const c10::SymInt length = x.sym_size(1);
+  if (beyond_table(cos_, seen, length)) {
+    const auto [cos, sin] =
+        angles(seen.position_ids(length, x.device()), at::toOpMathType(x.scalar_type()));
+    return ops::rotary(x, cos, sin, interleaved_);
+  }
   prepare(rows_needed(seen, length), x);
   if (seen.left_padding.defined()) return rotated(x, seen.position_ids(length, x.device()));
   // A narrow(), in one operator.

@@ -175,6 +175,8 @@ class Rotary {
 
  private:
   void prepare(const c10::SymInt& length, const Tensor& like);
+  // cos and sin of all angles at `places` [...], of that type: [..., rotary/2].
+  std::pair<Tensor, Tensor> angles(const Tensor& places, at::ScalarType type) const;
   // x rotated as positions `places` [B or 1, T] say, for which the tables are prepared.
   Tensor rotated(const Tensor& x, const Tensor& places) const;
 
@@ -182,7 +184,7 @@ class Rotary {
   bool interleaved_;
   int64_t rotary_;
   double span_;       // freq_i = base^(-2i / span)
-  Tensor cos_, sin_;  // [L, rotary/2], grown on demand
+  Tensor cos_, sin_;  // [L, rotary/2], grown on demand as position_table.h says
 };
 
 // How many positions of its document stand before each: documents [B, T] int64 -> [B, T] int64.

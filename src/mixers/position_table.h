@@ -4,16 +4,29 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "mixers/decoding_state.h"
 
 namespace headloom {
 
+// So many rows at most are kept for texts that go on: one that is written for ever, by a model
+// whose state does not grow, shall not take ever more memory. A single call may be longer.
+inline constexpr int64_t kMostKeptRows = int64_t{1} << 16;
+
+// Whether the rows of a call of `length` positions after those `seen` are made for it alone.
+inline bool beyond_table(const at::Tensor& table, const Positions& seen,
+                         const c10::SymInt& length) {
+  if (seen.longest == 0) return false;
+  const c10::SymInt end = seen.longest + length;
+  return end > kMostKeptRows && !(table.defined() && table.sym_size(0) >= end);
+}
+
 // Rows that a call of `length` positions after those `seen` needs, and later calls may.
 inline c10::SymInt rows_needed(const Positions& seen, const c10::SymInt& length) {
   const c10::SymInt end = seen.longest + length;
-  return seen.capacity == 0 ? end : end.max(seen.capacity);
+  return end.max(std::min(seen.capacity, kMostKeptRows));
 }
 
 // How many rows to make, where `table` (undefined at first) is too short or not of this type and

@@ -97,7 +97,9 @@ Reply Completion::logprobs_of(const Event& event) {
     own.push_back(*token.logprob);
     // Of tokens that read the same the likeliest is told.
     Reply top = Reply::object();
-    for (const auto& [id, logprob] : token.top) top.emplace(token_name(id, ""), logprob);
+    for (const auto& [id, logprob] : token.top) {
+      top.emplace(id == token.id ? name : token_name(id, ""), logprob);
+    }
     top.emplace(name, *token.logprob);
     tops.push_back(std::move(top));
   }

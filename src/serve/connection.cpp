@@ -21,6 +21,8 @@ using std::chrono::milliseconds;
 
 // What every answer begins with.
 constexpr std::string_view kBeginning = "HTTP/1.1 ";
+// What the library sends, before the answer, to a client that waits with its body until then.
+constexpr std::string_view kContinue = "HTTP/1.1 100 ";
 // Before an ended connection is closed, what its client is still sending is read.
 constexpr milliseconds kLinger{2000};
 constexpr size_t kMostLingered = size_t{16} << 20;
@@ -155,7 +157,10 @@ bool Connection::send_all(const char* data, size_t size) {
 
 ssize_t Connection::write(const char* data, size_t size) {
   const size_t skipped = sent_ == ahead_ ? std::min(ahead_, size) : 0;
-  return send_all(data + skipped, size - skipped) ? static_cast<ssize_t>(size) : -1;
+  const bool interim = sent_ == 0 && std::string_view(data, size).starts_with(kContinue);
+  const bool done = send_all(data + skipped, size - skipped);
+  if (interim) sent_ = 0;  // nothing of the answer
+  return done ? static_cast<ssize_t>(size) : -1;
 }
 
 void Connection::answer(int status, const std::string& json) {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <list>
 #include <numeric>
 #include <thread>
 
@@ -113,6 +114,15 @@ class Engine::Loop {
     const int64_t texts = prompts * r.samples;
     auto answer = std::make_shared<Answer>(texts);
     const auto request = std::make_shared<const Request>(std::move(r));
+    std::list<Prompt> queued;
+    for (int64_t i = 0; i < prompts; ++i) {
+      const int64_t room = longest_ - size(*request, i);
+      queued.push_back(
+          {.answer = answer,
+           .request = request,
+           .index = i,
+           .max_tokens = request->max_tokens ? max_tokens : std::min(max_tokens, room)});
+    }
     {
       const std::lock_guard lock(mutex_);
       if (waiting_ + texts > options_.max_queue) {
@@ -121,14 +131,7 @@ class Engine::Loop {
                           ", more than the ", options_.max_queue, " that may wait; try later."));
       }
       waiting_ += texts;
-      for (int64_t i = 0; i < prompts; ++i) {
-        const int64_t room = longest_ - size(*request, i);
-        queue_.push_back(
-            {.answer = answer,
-             .request = request,
-             .index = i,
-             .max_tokens = request->max_tokens ? max_tokens : std::min(max_tokens, room)});
-      }
+      queue_.splice(queue_.end(), queued);  // all or none: this needs no memory
     }
     work_.notify_one();
     return answer;
@@ -198,7 +201,9 @@ class Engine::Loop {
         step();
       } catch (const std::exception& error) {
         // The state may have seen the last tokens in some layers only.
-        for (const Row& row : rows_) fail(*row.answer, error);
+        for (const Row& row : rows_) {
+          if (!row.done) fail(*row.answer, error);
+        }
         rows_.clear();
         state_ = {};
       }
@@ -293,16 +298,19 @@ class Engine::Loop {
       const std::optional<int64_t> length = model_->config().max_length;
       if (length && total > *length) most = std::min(most, most_at_once(*model_, policy_));
     }
-    if (p.scores()) most = std::min(most, std::max<int64_t>(kMostScores / vocabulary(), 1));
     const int64_t count = std::min(most, total - p.read);
     const int64_t wanted = p.scores() ? count : 1;
     const Tensor hidden = model_->extend(row_of(p.tokens(), p.read, count), p.state, wanted);
     const bool last = p.read + count == total;
     Tensor next;  // [1, V]
     if (p.scores()) {
-      const Tensor logits = model_->logits(hidden).squeeze(0).cpu();
-      score(p, logits, p.read);
-      next = logits.narrow(0, count - 1, 1);
+      const int64_t at_once = std::max<int64_t>(kMostScores / vocabulary(), 1);
+      for (int64_t first = 0; first < count; first += at_once) {
+        const int64_t rows = std::min(at_once, count - first);
+        const Tensor logits = model_->logits(hidden.narrow(1, first, rows)).squeeze(0).cpu();
+        score(p, logits, p.read + first);
+        next = logits.narrow(0, rows - 1, 1);
+      }
     } else if (last && p.writes()) {
       next = model_->logits(hidden.select(1, -1)).cpu();
     }
@@ -406,7 +414,12 @@ class Engine::Loop {
     const Tensor tokens = at::tensor(at::IntArrayRef(newest), at::kLong).unsqueeze(1);
     const Tensor logits = model_->logits(model_->extend(tokens, state_).select(1, -1)).cpu();
     for (size_t i = 0; i < rows_.size(); ++i) {
-      write(rows_[i], logits.narrow(0, static_cast<int64_t>(i), 1));
+      try {
+        write(rows_[i], logits.narrow(0, static_cast<int64_t>(i), 1));
+      } catch (const std::exception& error) {  // scores that are no numbers, say
+        fail(*rows_[i].answer, error);
+        rows_[i].done = true;
+      }
     }
     drop_done();
   }
@@ -414,16 +427,9 @@ class Engine::Loop {
   // A text's next token, from logits [1, V].
   void write(Row& row, const Tensor& logits) {
     const Request& request = *row.request;
-    int64_t token = 0;
-    try {
-      const Tensor seen =
-          row.seen.empty() ? Tensor() : row_of(row.seen, 0, static_cast<int64_t>(row.seen.size()));
-      token = sample(logits, seen, request.sampling, row.generator).item<int64_t>();
-    } catch (const std::exception& error) {  // scores that are no numbers, say
-      fail(*row.answer, error);
-      row.done = true;
-      return;
-    }
+    const Tensor seen =
+        row.seen.empty() ? Tensor() : row_of(row.seen, 0, static_cast<int64_t>(row.seen.size()));
+    const auto token = sample(logits, seen, request.sampling, row.generator).item<int64_t>();
     row.newest = token;
     --row.left;
     if (request.sampling.repetition_penalty != 1) {
@@ -489,7 +495,7 @@ class Engine::Loop {
 
   mutable std::mutex mutex_;
   std::condition_variable work_;
-  std::deque<Prompt> queue_;
+  std::list<Prompt> queue_;
   int64_t waiting_ = 0, running_ = 0;  // texts
   int64_t state_bytes_ = 0, prompt_tokens_ = 0, written_ = 0;
   bool stop_ = false;

@@ -137,14 +137,15 @@ void check_body(const httplib::Request& request) {
 
 // What a client waits for; cancelled once nobody does.
 struct Pending {
-  Pending(std::shared_ptr<Answer> answer, std::unique_ptr<AnswerWriter> writer)
-      : answer(std::move(answer)), writer(std::move(writer)) {}
-  ~Pending() { answer->cancel(); }
+  explicit Pending(std::unique_ptr<AnswerWriter> writer) : writer(std::move(writer)) {}
+  ~Pending() {
+    if (answer) answer->cancel();
+  }
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
 
-  const std::shared_ptr<Answer> answer;
   const std::unique_ptr<AnswerWriter> writer;
+  std::shared_ptr<Answer> answer = {};
 };
 
 // Server-sent events up to the answer's end.
@@ -467,8 +468,8 @@ class Server::Http : private httplib::Server {
 
   void answer(const Asked& asked, std::unique_ptr<AnswerWriter> writer,
               const httplib::Request& request, httplib::Response& response) {
-    const auto pending =
-        std::make_shared<Pending>(engine_.submit(asked.request), std::move(writer));
+    const auto pending = std::make_shared<Pending>(std::move(writer));
+    pending->answer = engine_.submit(asked.request);
     Connection& connection = *current;
     if (asked.stream) {
       response.set_header("Cache-Control", "no-cache");

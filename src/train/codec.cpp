@@ -60,20 +60,27 @@ std::vector<int64_t> Codec::encode(const std::string& text, bool start) const {
 
 std::vector<int64_t> Codec::encode_spelled(const std::string& text) const {
   // A tokenizer.json finds all its special tokens itself, a SentencePiece model none.
-  std::vector<std::pair<std::string, int64_t>> names;
+  struct Special {
+    std::string name;
+    int64_t token;
+    size_t next;  // where it stands next in the text
+  };
+  std::vector<Special> specials;
   for (const auto& token : {start(), end()}) {
     if (!token || name(*token).empty()) continue;
     const std::vector<int64_t> self = encode(name(*token), false);
-    if (self != std::vector{*token}) names.emplace_back(name(*token), *token);
+    if (self != std::vector{*token}) {
+      specials.push_back({name(*token), *token, text.find(name(*token))});
+    }
   }
   std::vector<int64_t> out;
   for (size_t from = 0; from < text.size();) {
     size_t found = text.size();
-    const std::pair<std::string, int64_t>* which = nullptr;
-    for (const auto& one : names) {
-      const size_t at = text.find(one.first, from);
-      if (at < found) {
-        found = at;
+    const Special* which = nullptr;
+    for (Special& one : specials) {
+      if (one.next < from) one.next = text.find(one.name, from);
+      if (one.next < found) {
+        found = one.next;
         which = &one;
       }
     }
@@ -82,8 +89,8 @@ std::vector<int64_t> Codec::encode_spelled(const std::string& text) const {
       out.insert(out.end(), piece.begin(), piece.end());
     }
     if (which == nullptr) break;
-    out.push_back(which->second);
-    from = found + which->first.size();
+    out.push_back(which->token);
+    from = found + which->name.size();
   }
   return out;
 }

@@ -35,11 +35,6 @@ std::string unique(const std::string& wanted, const std::set<std::string>& taken
   return name;
 }
 
-// The last part of a path, also of "runs/a/".
-std::string folder_name(const std::string& folder) {
-  return fs::absolute(folder + "/").lexically_normal().parent_path().filename().string();
-}
-
 // A task's options with the content of its tokenizer in place of the file: each run has a copy.
 Node task_identity(data::TaskSpec& task) {
   Node out = write_fields(task);

@@ -207,11 +207,15 @@ class Trainer {
     if (group_.size() == 1) return state;
     const bool goes_on = group_.any(!state.files.empty());
     const std::string step = group_.gather_text(std::to_string(state.step))[0];
-    if (goes_on && !first()) {
-      state = CheckpointStore(control_.folder).load(std::stoll(step), *model_, optimizer_);
-    } else if (cut_ && !control_.from.empty() && !first()) {
-      // Its part is not the first process's.
-      CheckpointStore(control_.from).load_weights(control_.from_checkpoint, *model_, cut_.get());
+    if (goes_on) {
+      const CheckpointStore store(control_.folder);
+      if (!first()) state = store.load(std::stoll(step), *model_, optimizer_);
+    } else if (cut_ && !control_.from.empty()) {
+      // Its part is not the first process's. Of a run that still trains, that one's checkpoint need
+      // not be the best or the last any more.
+      const std::string taken = first() ? std::to_string(read_origin(control_.folder)->step) : "";
+      const std::string which = group_.gather_text(taken)[0];
+      if (!first()) CheckpointStore(control_.from).load_weights(which, *model_, cut_.get());
     }
     const at::NoGradGuard no_grad;
     std::vector<Tensor> tensors;
@@ -220,15 +224,33 @@ class Trainer {
       if (!goes_on || released() == nullptr || !shards()->has(tensor)) tensors.push_back(tensor);
     }
     grid_.data.broadcast(tensors);
-    const auto rank = static_cast<size_t>(group_.rank());
     if (shards_ && !(goes_on && released() != nullptr)) shards()->take();
-    if (state.other_routes.size() + 1 == static_cast<size_t>(group_.size()) && rank > 0) {
-      ops::use_product_routes(state.other_routes[rank - 1]);
-    }
+    take_routes(state, goes_on);
     return state;
   }
 
+  // The routes of products that this process had when the checkpoint was written.
+  void take_routes(const TrainState& state, bool goes_on) {
+    auto routes = goes_on ? state.product_routes : ops::product_routes();
+    const auto rank = static_cast<size_t>(group_.rank());
+    if (rank > 0 && state.other_routes.size() + 1 == static_cast<size_t>(group_.size())) {
+      routes = state.other_routes[rank - 1];
+      ops::use_product_routes(routes);
+    }
+    // Processes that share out the layers compute the rest of the model alike, each by itself.
+    // Where two of them rounded differently, their weights would drift apart.
+    if (!cut_) return;
+    const auto sets = grid_.layers.gather_text(at::get_cpu_capability());
+    for (const std::string& set : sets) {
+      if (set == sets[0]) continue;
+      usage_error("'train.tensor_parallel' is ", sets.size(), ", and of its processes one has ",
+                  sets[0], " and another one ", set, ", expected the same instruction set.");
+    }
+    ops::keep_product_routes(read_routes(grid_.layers.gather_text(routes_text(routes))[0]));
+  }
+
   std::shared_ptr<data::Task> make_task() {
+    share_memory(group_.on_this_machine());
     check_shares(options_, group_.size(), grid_.shares());
     config_.model.tensor_parallel = tensor_parallel(grid_.layers);
     config_.model.context_parallel = context_parallel(grid_.context);
@@ -479,7 +501,8 @@ class Trainer {
 
   // Every process comes here at the same step: loss and gradients are sums over all of them.
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) {
-    writer_.wait();
+    wait_for_writer();
+    group_.any(false);  // the first process may still have written a checkpoint
     const CheckpointStore store(control_.folder);
     const auto steps = store.steps();
     // The sign of a NaN means nothing.

@@ -77,6 +77,14 @@ TEST(MemoryLimit, KnowsTheProcessesOwn) {
   ::setrlimit(RLIMIT_AS, &before);
 }
 
+TEST(MemoryLimit, IsSharedByTheProcessesOfOneMachine) {
+  const Machine machine(8);
+  share_memory(4);
+  EXPECT_EQ(machine.limit(), "2 an equal part of physical memory for each of 4 processes");
+  share_memory(1);
+  EXPECT_EQ(machine.limit(), "8 physical memory");
+}
+
 TEST(MemoryLimit, IsInfiniteWhereNothingSays) {
   const TempFolder empty;
   rlimit space{};

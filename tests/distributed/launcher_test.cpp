@@ -43,8 +43,7 @@ TEST(Launcher, Torchrun) {
                    {"WORLD_SIZE", "4"},
                    {"MASTER_ADDR", "node1"},
                    {"MASTER_PORT", "4000"},
-                   {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                   {"TORCHELASTIC_RESTART_COUNT", "0"}};
+                   {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
   const auto first = place(set);
   ASSERT_TRUE(first);
   EXPECT_EQ(first->launcher, "torchrun");
@@ -54,23 +53,33 @@ TEST(Launcher, Torchrun) {
   EXPECT_EQ(first->port, 4000);
   EXPECT_TRUE(first->served);
   EXPECT_FALSE(first->ours);
+  // Each agent counts for itself.
   set["TORCHELASTIC_RESTART_COUNT"] = "1";
-  EXPECT_NE(place(set)->job, first->job);  // the store is the same one
+  EXPECT_EQ(place(set)->job, first->job);
 }
 
 TEST(Launcher, OurRanksKnowTheirLauncherInsideAnotherJob) {
-  Variables set = {{"RANK", "1"},
-                   {"WORLD_SIZE", "2"},
-                   {"MASTER_ADDR", "127.0.0.1"},
-                   {"MASTER_PORT", "4000"},
-                   {"HEADLOOM_PROCESSES", "2"},
-                   {"TORCHELASTIC_RUN_ID", "9"},
-                   {"TORCHELASTIC_RESTART_COUNT", "0"}};
-  EXPECT_EQ(place(set)->job, "/9/0");
+  Variables set = {
+      {"RANK", "1"},           {"WORLD_SIZE", "2"},         {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", "4000"}, {"HEADLOOM_PROCESSES", "2"}, {"TORCHELASTIC_RUN_ID", "9"}};
+  EXPECT_EQ(place(set)->job, "/9");
+  EXPECT_TRUE(place(set)->ours);
   set["SLURM_JOB_ID"] = "77";
-  EXPECT_EQ(place(set)->job, "/9/0");
-  set.erase("HEADLOOM_PROCESSES");
-  EXPECT_EQ(place(set)->job, "/9/0/77");
+  EXPECT_EQ(place(set)->job, "/9");
+}
+
+TEST(Launcher, RanksOfSeveralStepsOfSlurmMeet) {
+  const auto of_step = [](const char* step, const char* rank) {
+    return Variables{{"RANK", rank},          {"WORLD_SIZE", "2"},
+                     {"MASTER_ADDR", "a"},    {"SLURM_JOB_ID", "77"},
+                     {"SLURM_STEP_ID", step}, {"PMIX_NAMESPACE", std::string("slurm.77.") + step}};
+  };
+  const auto first = place(of_step("0", "0")), second = place(of_step("1", "1"));
+  EXPECT_EQ(first->job, second->job);
+  EXPECT_EQ(first->port, second->port);
+  Variables other = of_step("0", "0");
+  other["SLURM_JOB_ID"] = "78";
+  EXPECT_NE(place(other)->port, first->port);
 }
 
 TEST(Launcher, SlurmMeetsOnTheFirstHostOfTheStep) {

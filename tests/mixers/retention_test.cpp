@@ -1,5 +1,6 @@
 // Retention against the original authors' code, its formula, its start, its costs and what it
 // refuses. What every mixer must hold is in properties_test.cpp.
+#include "mixers/position_table.h"
 #include "support.h"
 #include "testing/golden.h"
 
@@ -38,6 +39,20 @@ TEST(RetentionMixer, IsThePublishedOne) {
       EXPECT_TRUE(close(p.at("output.weight").grad(), grad("out_proj.weight"), 1e-3)) << what;
     }
   }
+}
+
+// Of a text that goes on for ever: what a position needs is made for it alone.
+TEST(RetentionMixer, PositionsBeyondTheTableAreThoseOfALongerOne) {
+  at::NoGradGuard no_grad;
+  const auto mixer = test::mixer("retention", "heads = 2", shape_of(16)),
+             whole = test::mixer("retention", "heads = 2", shape_of(16));
+  for (const auto& [name, tensor] : parameters(*mixer)) test::set(*whole, name, tensor);
+  const int64_t far = kMostKeptRows + 5;
+  whole->forward(at::zeros({1, far + 2, 16}), {});
+  const Tensor x = at::randn({2, 2, 16});
+  MixerState state = mixer->initial_state({}), other = whole->initial_state({});
+  for (MixerState* one : {&state, &other}) one->position.longest = far;
+  EXPECT_TRUE(at::equal(mixer->extend(x, state, {}), whole->extend(x, other, {})));
 }
 
 // SPEC's formula, written out in double; the rows' positive factors are left to the norm.

@@ -492,6 +492,23 @@ std::vector<std::string> encoder_decoders() {
   return out;
 }
 
+TEST(EncoderDecoding, SourcesThatDifferInShapeAreNotJoined) {
+  at::NoGradGuard no_grad;
+  const auto model = encoder_decoder(
+      "[[layer]]\nmixer = { type = 'mha', heads = 4 }\ncross = { type = 'mha', heads = 4 }\n");
+  const Tensor five = at::zeros({1, 5}, at::kLong), lengths = at::tensor({int64_t{3}}, at::kLong);
+  const std::vector<Source> sources = {{five, {}}, {five, lengths}, {five.narrow(1, 0, 4), {}}};
+  for (const auto& [a, b] : {std::pair(0, 1), std::pair(1, 0), std::pair(0, 2)}) {
+    std::vector<DecoderState> parts;
+    for (const int i : {a, b}) {
+      parts.push_back(model->initial_state({}, sources[static_cast<size_t>(i)]));
+      model->extend(five.narrow(1, 0, 2), parts.back());
+    }
+    EXPECT_TRUE(contains(message_of<Error>([&] { DecoderState::join(parts); }),
+                         "sources are padded to one length, and all of them have lengths or none"));
+  }
+}
+
 TEST(EncoderDecoding, PiecesGiveTheWhole) {
   at::NoGradGuard no_grad;
   int64_t tested = 0;

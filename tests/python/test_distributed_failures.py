@@ -1,14 +1,17 @@
 """Several processes train one model, and something goes wrong: one sentence from one of them, and nothing is lost."""
 
+import contextlib
+import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
-from cli_support import BINARY, ENVIRONMENT, TEXT, files, refused, weights
+from cli_support import BINARY, ENVIRONMENT, TEXT, files, headloom, refused, weights
 from distributed_support import finish, free_port, has_gloo, model, ranks_of, start_rank, torchrun_command, train_together
 from torch.distributed import PrefixStore, TCPStore
 
@@ -231,10 +234,58 @@ def test_processes_that_differ(place):
     assert said == (
         f"rank 1 on host {HOST} has the number of threads 2, but rank 0 on host {HOST} has 1; set OMP_NUM_THREADS alike."
     )
+    said = both(place, x, x, rank1={"HEADLOOM_PRODUCTS": "aten"})
+    assert f'rank 1 on host {HOST} has the variable HEADLOOM_PRODUCTS as "aten", but rank 0' in said
     assert not (place / "differ").exists()
 
 
-@pytest.mark.parametrize("line, what", [(2, "Headloom"), (3, "PyTorch")])
+def test_processes_that_share_out_the_layers_take_the_same_products(tmp_path):
+    """What both compute has to be the same bit for bit, though one knows another route to be the fastest."""
+    (tmp_path / "text.txt").write_text("heads of a layer read words " * 200)
+    task = '[task]\ntype = "text"\npaths = ["text.txt"]\nlength = 64\n'
+    train = "[train]\nsteps = 20\nbatch = 8\nwarmup = 2\neval_sequences = 2\n"
+    wide = model('{ type = "mha", heads = 2 }').replace("width = 16", "width = 64")
+    (tmp_path / "x.toml").write_text(wide + task + train)
+    measures = {"HEADLOOM_PRODUCTS": "", "XDG_CACHE_HOME": str(tmp_path / "0")}
+    headloom("train", "x.toml", "--out", "alone", "--set", "train.steps=1", cwd=tmp_path, env={**ENVIRONMENT, **measures})
+    (known,) = (tmp_path / "0/headloom").glob("products-*")
+    machine, *routes = known.read_text().splitlines()
+    assert routes
+    for rank, route in enumerate(["blocked", "aten"]):
+        file = tmp_path / f"{rank}/headloom" / known.name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join([machine, *(f"{route} {line.split(' ', 1)[1]}" for line in routes), ""]))
+    port, together = free_port(), ["train", "x.toml", "--out", "together", "--set", "train.tensor_parallel=2"]
+    two = [
+        start_rank("torchrun", rank, 2, port, together, tmp_path, **{**measures, "XDG_CACHE_HOME": tmp_path / str(rank)})
+        for rank in range(2)
+    ]
+    assert finish(two)[0] == [0, 0]
+    state = json.loads((tmp_path / "together/checkpoints/step-20/state.json").read_text())
+    assert state["product_routes_of_ranks"] == [state["product_routes"]] and set(state["product_routes"].values()) == {"blocked"}
+
+
+def test_agents_of_torchrun_count_their_restarts_each_for_itself(place):
+    """Of two agents, as on two machines, the one whose rank was killed counts a restart and the other does not."""
+    port = free_port()
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "--rdzv-id", "job", "--max-restarts", "3", "--no-python"]
+    command += [str(BINARY), "train", "x.toml", "--out", "agents", "--resume", "--timeout", "60", "--set", "train.steps=2000"]
+    with contextlib.ExitStack() as stack:
+        how = {"cwd": place, "env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        agents = [stack.enter_context(subprocess.Popen(command, **how)) for _ in range(2)]
+        deadline = time.time() + 60
+        while not saved(place / "agents"):
+            assert time.time() < deadline and agents[0].poll() is None and agents[1].poll() is None
+            time.sleep(0.01)
+        (rank,) = ranks_of(agents[1].pid)
+        os.kill(rank, signal.SIGKILL)
+        said = sentences("".join(agent.communicate(timeout=120)[1] for agent in agents))
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert not any("has not come" in sentence for sentence in said), said
+
+
+@pytest.mark.parametrize("line, what", [(4, "Headloom"), (5, "PyTorch")])
 def test_processes_of_other_versions(place, line, what):
     """This process plays rank 1 in the store where they meet, with another version."""
     port = free_port()
@@ -304,8 +355,9 @@ def test_wrong_variables(place):
         common = ["train", "x.toml", "--out", "refused", "--timeout", "1"]
         processes = [start_rank("torchrun", 0, 2, free_port(), common + more, place, **variables) for more, variables, _ in wanted]
         for process, (_, _, sentence) in zip(processes, wanted, strict=True):
-            (code,), (said,) = finish([process])
-            assert code != 0 and said.startswith(sentence), said
+            (code,), said = finish([process])
+            waits = [f'{host} waits until "no.such.host.invalid" is a known host (MASTER_ADDR)'] if "invalid" in sentence else []
+            assert code != 0 and said[:-1] == waits and said[-1].startswith(sentence), said
     assert not (place / "refused").exists()
 
 

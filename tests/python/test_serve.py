@@ -199,7 +199,8 @@ def test_an_answer(attention, place):
 
 
 def test_serve_forgets_as_told(place):
-    with serving("attention", place, "--cache", "sinks:9") as server:
+    with serving("attention/", place, "--cache", "sinks:9") as server:
+        assert ", as 'attention' at" in server.line
         # Positions are counted anew among those kept, so that there is no longest text.
         assert "length without limit" in server.line
         answer = server.complete(prompt="The quick", max_tokens=100, temperature=0)
@@ -207,6 +208,16 @@ def test_serve_forgets_as_told(place):
     options = ["--tokens", 100, "--temperature", 0, "--cache", "sinks:9"]
     written = headloom("generate", "attention", "--prompt", "The quick", *options, cwd=place)
     assert "The quick" + answer["choices"][0]["text"] + "\n" == written.stdout
+
+
+def test_scores_do_not_change_what_attention_forgets(place):
+    """Of a large vocabulary the scores of few positions are held at a time."""
+    (place / "wide.toml").write_text(ATTENTION.replace("width = 32", "width = 8\nvocabulary = 300000") + TASK.replace("60", "1"))
+    headloom("train", "wide.toml", "--out", "wide", cwd=place)
+    with serving("wide", place, "--cache", "window:4") as server:
+        body = {"prompt": CORPUS * 3, "max_tokens": 5, "seed": 1, "logprobs": 0}
+        plain, echoed = (server.complete(**body, echo=echo)["choices"][0]["logprobs"] for echo in (False, True))
+    assert echoed["tokens"][-5:] == plain["tokens"] and echoed["token_logprobs"][-5:] == plain["token_logprobs"]
 
 
 def test_loading_leaves_no_workers(place, monkeypatch):

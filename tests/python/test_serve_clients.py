@@ -100,10 +100,13 @@ def test_a_client_that_closes_its_half_gets_its_answer(recurrence, stream, wait)
     recurrence.wait_for(running=0, waiting=0)
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_closes_its_half_and_goes_is_cancelled(recurrence, stream):
+def test_a_client_that_closes_its_half_and_goes_is_cancelled(recurrence, stream, waits):
     s = socket.create_connection(("127.0.0.1", recurrence.port))
-    s.sendall(raw_request({**ENDLESS, "stream": stream}))
+    s.sendall(raw_request({**ENDLESS, "stream": stream}, more="Expect: 100-continue\r\n" if waits else ""))
+    if waits:
+        assert s.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
     s.shutdown(socket.SHUT_WR)
     recurrence.wait_for(running=1, waiting=0)
     time.sleep(0.5)

@@ -27,17 +27,6 @@
 namespace headloom::data {
 namespace {
 
-struct JsonlOptions {
-  std::string path;
-  std::optional<std::string> held_out_path;
-  double held_out = 0.1;
-  std::string tokenizer = "bytes";
-  int64_t length = 256;
-  int64_t eval_sequences = 512;
-  // No key: the held-out part is that of examples that are cut to this length; 0: to `length`.
-  int64_t cut_as = 0;
-};
-
 // The lots of questions. Two are one lot where some of their lines are read alike.
 class QuestionLots {
  public:
@@ -72,18 +61,18 @@ class QuestionLots {
 
 class JsonLines final : public ExampleTask {
  public:
-  JsonLines(const JsonlOptions& options, uint64_t seed)
-      : ExampleTask("jsonl", options.tokenizer, options.length, 1),
-        path_(options.path),
-        split_length_(options.cut_as > 0 ? options.cut_as : options.length) {
-    read(options.path);
+  JsonLines(const FileOptions& files, uint64_t seed, int64_t eval_sequences)
+      : ExampleTask("jsonl", files.tokenizer, files.length, 1),
+        path_(*files.path),
+        split_length_(files.split_length()) {
+    read(path_);
     const size_t first_apart = examples_.size();
-    if (options.held_out_path) read(*options.held_out_path);
+    if (files.held_out_path) read(*files.held_out_path);
     std::vector<uint64_t> lots;
     for (const Example& example : examples_) {
       lots.push_back(labelled_ ? questions_.lot(example.lot) : example.lot);
     }
-    split_by_lot(lots, first_apart, options.held_out, path_, options.eval_sequences, seed, lots);
+    split_by_lot(lots, first_apart, files.held_out, path_, eval_sequences, seed, lots);
   }
 
   Accuracy accuracy() const override { return labelled_ ? Accuracy::sequence : Accuracy::token; }
@@ -217,51 +206,37 @@ class JsonLines final : public ExampleTask {
 };
 
 struct JsonlSpec final : TaskSpec {
-  JsonlOptions options;
+  FileOptions files{.length = 256};
+  int64_t eval_sequences = 512;
 
   std::string type() const override { return "jsonl"; }
   void fields(Fields& f) override {
-    f.field("path", options.path,
-            "file with an object {\"input\", \"label\"} or {\"text\"} a line");
-    f.field("held_out_path", options.held_out_path, "a file alike to evaluate on; absent: a share");
-    f.field("held_out", options.held_out,
-            "share kept for evaluation where no file is named; 1: all, to evaluate only",
-            Range<double>{.low = 0.0, .high = 1.0, .open_low = true});
-    f.field("tokenizer", options.tokenizer, kTokenizerHelp);
-    f.field("length", options.length, "tokens that the model sees (T)", size_from(2));
-    f.field("eval_sequences", options.eval_sequences, "held-out lines, the same for every seed",
+    files.fields(f, "file with an object {\"input\", \"label\"} or {\"text\"} a line",
+                 /*generates=*/false);
+    f.field("length", files.length, "tokens that the model sees (T)", size_from(2));
+    f.field("eval_sequences", eval_sequences, "held-out lines, the same for every seed",
             size_from(1));
   }
   std::shared_ptr<const Tokenizer> tokenizer() const override {
-    return make_tokenizer(options.tokenizer);
+    return make_tokenizer(files.tokenizer);
   }
-  std::string* tokenizer_file() override {
-    return options.tokenizer == "bytes" ? nullptr : &options.tokenizer;
-  }
-  std::vector<DataPath> data_paths() override {
-    if (options.path.empty()) return {};
-    std::vector<DataPath> paths = {{"path", &options.path}};
-    if (options.held_out_path) paths.push_back({"held_out_path", &*options.held_out_path});
-    return paths;
-  }
+  std::string* tokenizer_file() override { return files.tokenizer_file(); }
+  std::vector<DataPath> data_paths() override { return files.data_paths(); }
   void split_as(const TaskSpec& other) override {
-    if (const auto* same = dynamic_cast<const JsonlSpec*>(&other)) {
-      options.cut_as = same->options.length;
-    }
+    if (const auto* same = dynamic_cast<const JsonlSpec*>(&other)) files.split_as(same->files);
   }
   void hold_out_all() override {
-    options.held_out = 1.0;
-    options.held_out_path.reset();
-    options.eval_sequences = std::numeric_limits<int64_t>::max();
+    files.hold_out_all();
+    eval_sequences = std::numeric_limits<int64_t>::max();
   }
   std::optional<TaskSizes> known_sizes() override {
-    return TaskSizes{.vocabulary = tokenizer()->vocabulary(), .length = options.length};
+    return TaskSizes{.vocabulary = tokenizer()->vocabulary(), .length = files.length};
   }
   std::shared_ptr<Task> build(uint64_t seed) const override {
-    if (options.path.empty()) {
+    if (files.path.value_or("").empty()) {
       refuse_without("jsonl", "path", "the file to read", "\"my/file\"");
     }
-    return std::make_shared<JsonLines>(options, seed);
+    return std::make_shared<JsonLines>(files, seed, eval_sequences);
   }
 };
 

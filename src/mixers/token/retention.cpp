@@ -116,7 +116,9 @@ class Retention final : public TokenMixer {
     };
     const std::vector<Tensor> turned =
         rotary_.apply(by_head(parts[0], 2 * heads), seen).split(heads, 2);
-    prepare(rows_needed(seen, x.sym_size(1)), x);
+    // Beyond the table eps is made for the call, and the decays are there.
+    const bool beyond = beyond_table(eps_, seen, x.sym_size(1));
+    prepare(beyond ? x.sym_size(1) : rows_needed(seen, x.sym_size(1)), x);
     if (context.recording != nullptr) {
       show(turned[0], turned[1], lost_, documents, *context.recording);
     }
@@ -144,14 +146,22 @@ class Retention final : public TokenMixer {
     // any number of positions.
     lost_ = at::exp2((-5 - at::arange(first_, first_ + heads_, real)).clamp_min(-1000));
     gamma_ = 1 - lost_;
-    const Tensor age = at::arange(1, c10::Scalar(*rows + 1), real);
+    eps_ = eps_at(at::arange(c10::Scalar(*rows), real)).to(type);
+  }
+
+  // eps of the norm at positions `places` [...], in float64: [..., H].
+  Tensor eps_at(const Tensor& places) const {
     // gamma is 1 in float64 from head 49 on.
-    const Tensor sums = -at::expm1(age.unsqueeze(-1) * at::log1p(-lost_)) / lost_;
-    eps_ = (1e-6 * static_cast<double>(keys_ / heads_) * sums).to(type);
+    const Tensor age = places.to(at::kDouble).unsqueeze(-1) + 1;
+    const Tensor sums = -at::expm1(age * at::log1p(-lost_)) / lost_;
+    return 1e-6 * static_cast<double>(keys_ / heads_) * sums;
   }
 
   // eps of the norm, [1 or B, T, H], for the positions after those `seen`.
   Tensor eps_of(const c10::SymInt& length, const Tensor& documents, const Positions& seen) const {
+    if (!documents.defined() && beyond_table(eps_, seen, length)) {
+      return eps_at(seen.position_ids(length, eps_.device())).to(eps_.scalar_type());
+    }
     if (!documents.defined() && !seen.left_padding.defined()) {
       return eps_.as_strided_symint({1, length, heads_}, {length * heads_, heads_, 1},
                                     seen.longest * heads_);

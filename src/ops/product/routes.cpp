@@ -277,6 +277,15 @@ class Choices {
     }
   }
 
+  void keep(const std::map<std::string, std::string>& routes_of_classes) {
+    {
+      const std::lock_guard lock(mutex_);
+      routes_.clear();
+      times_ = false;
+    }
+    use(routes_of_classes);
+  }
+
  private:
   Choices() {
     if (const char* name = std::getenv("HEADLOOM_PRODUCTS"); name != nullptr && *name != '\0') {
@@ -291,14 +300,15 @@ class Choices {
     return out.numel() * a.size(1) < kWorthMeasuring ? &routes()[0] : nullptr;
   }
 
-  // Called with the mutex held.
+  // Called with the mutex held. Null for a class that is still to be measured.
   const Route* measured(const ProductClass& product_class) {
     auto known = routes_.find(product_class);
-    if (known == routes_.end()) {
+    if (known == routes_.end() && times_) {
       read();  // another process may have measured it meanwhile
       known = routes_.find(product_class);
     }
-    return known == routes_.end() ? nullptr : known->second;
+    if (known != routes_.end()) return known->second;
+    return times_ ? nullptr : &routes()[0];
   }
 
   // The routes run in turn, so that what else the machine does meanwhile slows all of them down.
@@ -386,6 +396,7 @@ class Choices {
   const Route* forced_ = nullptr;
   std::mutex mutex_;
   std::map<ProductClass, const Route*> routes_;
+  bool times_ = true;
   double seconds_of_timing_ = 0;
 };
 
@@ -426,6 +437,10 @@ double seconds_of_timing_products() { return Choices::instance().seconds_of_timi
 
 void use_product_routes(const std::map<std::string, std::string>& routes_of_classes) {
   Choices::instance().use(routes_of_classes);
+}
+
+void keep_product_routes(const std::map<std::string, std::string>& routes_of_classes) {
+  Choices::instance().keep(routes_of_classes);
 }
 
 void product_by(const std::string& route, const Tensor& out, const Tensor& a, const Tensor& b,
