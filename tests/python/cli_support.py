@@ -3,7 +3,9 @@
 import functools
 import os
 import pathlib
+import resource
 import subprocess
+import time
 
 from fork_server import ForkServer
 
@@ -69,16 +71,24 @@ task = { type = "copy", symbols = 8, count = 4, eval_sequences = 8 }
 
 
 @functools.cache
-def fork_server():
-    return ForkServer(FORK_SERVER, BINARY, ENVIRONMENT)
+def fork_server(address_space=None):
+    server = ForkServer(FORK_SERVER, BINARY, ENVIRONMENT)
+    if address_space:  # forks inherit it
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (address_space, address_space))
+    return server
 
 
-def run(*arguments, cwd=None, input=None, timeout=120, **options):
-    """Runs the command line to its end; the texts that it wrote are decoded. Other options are subprocess.run's."""
+def run(*arguments, cwd=None, input=None, timeout=120, address_space=None, **options):
+    """Runs the command line to its end; the texts that it wrote are decoded. Other options are subprocess.run's.
+
+    It can have so many bytes of address space, whatever the machine has.
+    """
     arguments = [str(argument) for argument in arguments]
     if FORK_SERVER.exists() and not options:
-        done = fork_server().run(arguments, cwd, input, timeout)
+        done = fork_server(address_space).run(arguments, cwd, input, timeout)
     else:
+        if address_space:
+            options["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
         how = {"env": ENVIRONMENT, **options}
         done = subprocess.run([str(BINARY), *arguments], cwd=cwd, input=input, timeout=timeout, capture_output=True, **how)
     done.stdout, done.stderr = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
@@ -100,6 +110,15 @@ def refused(*arguments, cwd, code=2, **options):
     assert len(lines) == 1, done.stderr
     assert done.stderr.rstrip().endswith(lines[0]), done.stderr
     return lines[0].removeprefix("headloom: ")
+
+
+def wait_for(condition, process=None, seconds=60):
+    """Until this holds, while the process runs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"nothing for {seconds} seconds"
+        assert process is None or process.poll() is None, "the process has ended"
+        time.sleep(0.005)
 
 
 def files(folder):

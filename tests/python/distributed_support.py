@@ -5,9 +5,11 @@ import functools
 import os
 import pathlib
 import random
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 from cli_support import BINARY, ENVIRONMENT, headloom, run
 
@@ -73,14 +75,46 @@ def start_rank(launcher, rank, size, port, arguments, cwd, command=(str(BINARY),
     )
 
 
+# Two ranks are forks of a process that has imported the script, because importing torch takes longer than what most ranks do.
+RANKS = """
+import importlib, os, sys, traceback
+script, port, folder, *arguments = sys.argv[1:]
+module = importlib.import_module(script)
+module.torch.set_num_threads(1)
+for rank in range(2):
+    if os.fork() == 0:
+        said = os.open(f"{folder}/rank-{rank}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 1), os.dup2(said, 2)
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        code = 1
+        try:
+            module.as_rank(*arguments)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)  # gloo's threads and the interpreter's end do not go together
+for _ in range(2):
+    if os.wait()[1] != 0:
+        sys.exit("a rank has failed")
+"""
+
+
 def said_by_ranks(script, *arguments):
-    """What two ranks of a Python script write, both of which must succeed."""
-    port, command = free_port(), (sys.executable, script)
-    path = os.pathsep.join(sys.path)
-    processes = [start_rank("torchrun", rank, 2, port, arguments, None, command, PYTHONPATH=path) for rank in range(2)]
-    said = ["".join(process.communicate(timeout=120)) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
-    return said
+    """What two ranks write that call as_rank(*arguments) of a script. Both of them must succeed."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(script).parent), *sys.path])}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", RANKS, pathlib.Path(script).stem, str(free_port()), folder, *map(str, arguments)]
+        with open(f"{folder}/start", "w") as start:
+            process = subprocess.Popen(command, env=environment, stdout=start, stderr=start, start_new_session=True)
+        try:
+            code = process.wait(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a rank that waits for one that has failed
+        said = [path.read_text() for path in sorted(pathlib.Path(folder).iterdir())]
+    assert code == 0, "\n".join(said)
+    return said[:2]
 
 
 def finish(processes, seconds=60):

@@ -8,10 +8,9 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
-from cli_support import BINARY, COMPARE, ENVIRONMENT, MODEL, ROOT, TEXT, files, headloom, make_place, refused, weights
+from cli_support import BINARY, COMPARE, ENVIRONMENT, MODEL, ROOT, TEXT, files, headloom, make_place, refused, wait_for, weights
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -135,9 +134,7 @@ def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
     streams = {"stdout": subprocess.DEVNULL, "stderr": follower}
     process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, start_new_session=True, **streams)
     os.close(follower)
-    while not (tmp_path / "run/metrics.jsonl").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_for((tmp_path / "run/metrics.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
     said = b""
     while b"once more ends at once." not in said:
@@ -161,9 +158,7 @@ def test_a_terminal_that_closes_ends_a_run_after_its_step(place, tmp_path, ignor
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, on_hangup),
     )
-    while not (tmp_path / "run/metrics.jsonl").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_for((tmp_path / "run/metrics.jsonl").exists, process)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGHUP)
     if ignored:
@@ -322,9 +317,7 @@ def test_interrupt_saves_and_resume_ends_the_same(place, tmp_path):
         [str(BINARY), "train", "long.toml", "--out", str(run)], cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     metrics = run / "metrics.jsonl"
-    deadline = time.time() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 7) and time.time() < deadline:
-        time.sleep(0.005)
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 7, process)
     # As one request may come, by `timeout` for example.
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
@@ -350,9 +343,7 @@ def test_a_run_whose_folder_is_moved_ends_with_a_sentence(place, tmp_path):
     run, moved = tmp_path / "run", tmp_path / "moved"
     arguments = ["train", "long.toml", "--out", str(run), "--set", "train.checkpoint_every=2", "--set", "train.steps=100000"]
     process = subprocess.Popen([str(BINARY), *arguments], cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    while not (run / "checkpoints/step-2").exists():
-        assert process.poll() is None
-        time.sleep(0.002)
+    wait_for((run / "checkpoints/step-2").exists, process)
     run.rename(moved)
     said = process.communicate(timeout=60)[1].splitlines()[-1]
     assert process.returncode == 1 and not run.exists(), said
@@ -366,9 +357,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(place, tmp_path):
     run = tmp_path / "run"
     arguments = ["train", "long.toml", "--out", str(run), "--set", "train.checkpoint_every=2", "--set", "train.steps=60"]
     process = subprocess.Popen([str(BINARY), *arguments], cwd=place, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 60
-    while not list(run.glob("checkpoints/step-1?")) and process.poll() is None and time.time() < deadline:
-        time.sleep(0.002)
+    wait_for(lambda: list(run.glob("checkpoints/step-1?")), process)
     process.kill()
     process.wait()
     headloom(*arguments, "--resume", cwd=place)
@@ -878,9 +867,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
         [str(BINARY), "compare", "c.toml"], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     metrics = tmp_path / "runs/c/runs/copy/mha/seed-1/metrics.jsonl"
-    deadline = time.time() + 60
-    while not (metrics.exists() and metrics.stat().st_size > 500) and time.time() < deadline:
-        time.sleep(0.005)
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 500, process)
     process.send_signal(signal.SIGINT)
     message = process.communicate(timeout=60)[1]
     assert process.returncode == 1 and "The same command goes on." in message

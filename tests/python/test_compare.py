@@ -7,11 +7,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
-from cli_support import BINARY, COMPARE, ENVIRONMENT, files, headloom, refused
+from cli_support import BINARY, COMPARE, ENVIRONMENT, files, headloom, refused, wait_for
 
 SWEEP = COMPARE + "[sweep]\nlr = [1e-3, 3e-3]\nextensions = 1\n"
 
@@ -156,26 +155,26 @@ def started(tmp_path, *arguments):
     )
 
 
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 LONG = COMPARE.replace("steps = 3", "steps = 400").replace("eval_every = 3", "eval_every = 100")
 
 
-def test_the_run_of_a_killed_process_is_taken_up_again(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The losses of LONG where nothing happens to it."""
+    folder = place(tmp_path_factory.mktemp("whole"), LONG)
+    headloom("compare", "c.toml", "--out", "whole", cwd=folder)
+    return losses(folder / "whole")
+
+
+def test_the_run_of_a_killed_process_is_taken_up_again(tmp_path, whole):
     place(tmp_path, LONG)
-    headloom("compare", "c.toml", "--out", "whole", cwd=tmp_path)
     process = started(tmp_path, "--jobs", "2", "--out", "c")
     metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 120)
     os.kill(children(process.pid)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert losses(tmp_path / "c") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "c") == whole
     # A run that is started again keeps its number.
     numbered = set(re.findall(r"^\[(\d)/4\] (copy \w+ seed \d)", errors, re.MULTILINE))
     assert len(numbered) == len({number for number, _ in numbered}) == len({run for _, run in numbered}) == 4, numbered
@@ -229,7 +228,7 @@ def test_runs_go_on_with_their_data_or_the_comparison_stops(tmp_path):
     assert not results(tmp_path / "c")
 
 
-def test_an_interruption_reaches_all_processes_and_the_same_command_goes_on(tmp_path):
+def test_an_interruption_reaches_all_processes_and_the_same_command_goes_on(tmp_path, whole):
     place(tmp_path, LONG)
     process = started(tmp_path, "--jobs", "2", "--out", "c")
     metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
@@ -240,8 +239,7 @@ def test_an_interruption_reaches_all_processes_and_the_same_command_goes_on(tmp_
     assert re.search(r"^\[1/\d+\] copy mha .* left$", errors, re.MULTILINE)
     assert not results(tmp_path / "c") or len(results(tmp_path / "c")) < 4
     headloom("compare", "c.toml", "--jobs", "2", "--out", "c", cwd=tmp_path)
-    headloom("compare", "c.toml", "--out", "whole", cwd=tmp_path)
-    assert losses(tmp_path / "c") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "c") == whole
 
 
 def test_what_cannot_be_swept_is_one_sentence(tmp_path):

@@ -14,12 +14,16 @@ EXAMPLE = ROOT / "examples" / "ddp_dcmha.py"
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
-def run(folder, *launch):
+def started(folder, *launch):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")}
     command = [sys.executable, *launch, str(EXAMPLE), "--steps", "8", "--length", "48", "--save", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def said(process):
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out
+    return out
 
 
 def losses(output):
@@ -27,7 +31,7 @@ def losses(output):
 
 
 def test_two_processes_learn_what_one_does(tmp_path):
-    two, one = run(tmp_path / "two", *LAUNCH), run(tmp_path / "one")
+    two, one = map(said, [started(tmp_path / "two", *LAUNCH), started(tmp_path / "one")])
     assert "the 2 replicas are equal" in two
     assert losses(two)[-1] < losses(two)[0] - 1
     torch.testing.assert_close(losses(two), losses(one), atol=1e-3, rtol=0)

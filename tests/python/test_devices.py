@@ -1,6 +1,6 @@
 """Other devices than the CPU, on a machine that has none, or on the real one that HEADLOOM_TEST_DEVICE names ("cuda").
 
-Each test is a process of its own. PyTorch's fake tensors say they are on CUDA; an autograd node on one would end the
+Each part is a process of its own, a fork of one that has imported torch. PyTorch's fake tensors say they are on CUDA; an autograd node on one would end the
 process. The guarded device (tests/testing/device/guarded_device.h) computes in memory that the host cannot read.
 """
 
@@ -192,12 +192,49 @@ print("passed")
 """
 
 
-def passes(code, *arguments):
+# Runs each of its arguments, which are pieces of Python and their sys.argv, in a fork. A line for each: how it ended.
+FORKS = """
+import json
+import os
+import sys
+import traceback
+
+import headloom
+import test_operator_arguments
+import torch
+
+for code, *arguments in json.loads(sys.argv[1]):
+    process = os.fork()
+    if process == 0:
+        sys.argv[1:] = arguments
+        try:
+            exec(code, {"__name__": "part"})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)
+    print("ended", os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What the parts say, and the errors of all."""
+    parts = [(FAKE,)]
+    if not missing():
+        parts.append((MODELS, DEVICE, str(tmp_path_factory.mktemp("models")), str(LIBRARY) if GUARDED else ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, env=environment, cwd=HERE
-    )
-    assert done.returncode == 0 and "passed" in done.stdout, done.stderr[-3000:]
+    command = [sys.executable, "-c", FORKS, json.dumps(parts)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines(), done.stderr[-6000:]
+
+
+def passes(said, part):
+    lines, errors = said
+    ends = [i for i, line in enumerate(lines) if line.startswith("ended ")]
+    assert lines[ends[part]] == "ended 0" and lines[ends[part] - 1] == "passed", errors
 
 
 CONFIG = """
@@ -249,10 +286,10 @@ def test_a_device_that_is_not_there_is_refused_first():
         assert done.returncode == 2 and expected in done.stderr, (command, done.stderr)
 
 
-def test_operators_and_models_run_on_fake_cuda_tensors():
-    passes(FAKE)
+def test_operators_and_models_run_on_fake_cuda_tensors(said):
+    passes(said, 0)
 
 
 @needs_device
-def test_models_run_on_another_device(tmp_path):
-    passes(MODELS, DEVICE, tmp_path, LIBRARY if GUARDED else "")
+def test_models_run_on_another_device(said):
+    passes(said, 1)

@@ -32,13 +32,21 @@ RAGGED = 'type = "recall"\nvocabulary = 32\nsegments = ["16:2:9", "24:2:8"]\neva
 
 MASKED = 'type = "masked_text"\npaths = ["text"]\nlength = 32\neval_tokens = 224\nseparate_documents = false'
 
+def layer(mixer, channel='{ type = "swiglu", hidden = 16 }', block='{ type = "sequential" }'):
+    return f"[[model.layer]]\nblock = {block}\nmixer = {mixer}\nchannel = {channel}\n"
+
+
+def hybrid(*layers, extra=""):
+    """A model of different layers. The sum of gradients does not know which mixer they are of: mixers that bring the
+    training of several processes nothing of their own share one."""
+    return f"\n[model]\nwidth = 16\ndepth = {len(layers)}\n{extra}\n" + "".join(layers)
+
+
 # A model, its task, and the numbers of processes that train it. 1, 2, 3 and 4 of them share 12 sequences equally.
 KINDS = {
     "mha": (model('{ type = "mha", heads = 2 }', extra="dropout = 0.1"), TASK, [1, 2, 3, 4]),
-    "dcmha": (model('{ type = "dcmha", heads = 2 }'), TASK, [1, 2]),
     "moe": (model('{ type = "mha", heads = 2 }', MOE, "dropout = 0.1"), RAGGED, [1, 3]),
     "mamba": (model('{ type = "mamba" }'), TASK, [1, 2]),
-    "simplified": (model('{ type = "shaped", heads = 2 }', block='{ type = "simplified" }'), TASK, [1, 2]),
     "reverse": (model('{ type = "mha", heads = 2 }', extra='kind = "encoder_decoder"\ndropout = 0.1'), REVERSE, [1, 3]),
     # Of a large table the processes exchange the rows that have gradients.
     "tied": (model('{ type = "mha", heads = 2 }', extra="vocabulary = 70000"), TASK, [1, 3]),
@@ -46,12 +54,18 @@ KINDS = {
     "two tables": (model('{ type = "mha", heads = 2 }', extra='kind = "encoder_decoder"\nvocabulary = 900'), REVERSE, [1, 2]),
 }
 
-for name in ("talking_heads", "differential", "multi_token", "retention", "rwkv", "aft", "gla", "performer", "synthesizer"):
-    heads = "" if name in ("rwkv", "aft", "synthesizer") else ", heads = 2"
-    KINDS[name] = (model(f'{{ type = "{name}"{heads} }}'), TASK, [1, 2])
-for name in ("fnet", "linformer"):
-    heads = ", heads = 2" if name == "linformer" else ""
-    KINDS[name] = (model(f'{{ type = "{name}"{heads} }}', extra='kind = "encoder"'), MASKED, [1, 2])
+HEADS = ("dcmha", "talking_heads", "differential", "multi_token", "gla", "performer")
+KINDS["mixers"] = (
+    hybrid(
+        *(layer(f'{{ type = "{name}", heads = 2 }}') for name in HEADS),
+        *(layer(f'{{ type = "{name}" }}') for name in ("rwkv", "aft", "synthesizer")),
+        layer('{ type = "shaped", heads = 2 }', block='{ type = "simplified" }'),
+    ),
+    TASK,
+    [1, 2],
+)
+KINDS["both ways"] = (hybrid(layer('{ type = "linformer", heads = 2 }'), layer('{ type = "fnet" }'), extra='kind = "encoder"'), MASKED, [1, 2])
+KINDS["retention"] = (model('{ type = "retention", heads = 2 }'), TASK, [1, 2])
 KINDS["float64"] = (model('{ type = "retention", heads = 2 }'), TASK, [1, 2])
 
 
@@ -186,15 +200,13 @@ def test_what_processes_share_out_is_the_same(shared, out):
 CUT = {
     "mha": model('{ type = "mha", heads = 4, kv_heads = 2, qk_norm = true }', extra="dropout = 0.1\nbias = true"),
     "dcmha": model('{ type = "dcmha", heads = 4, groups = 2, static = "add" }', block='{ type = "sequential", short_conv = 3 }'),
-    "differential": model(
-        '{ type = "differential", heads = 4 }',
-        '{ type = "swiglu", hidden = 16, gate_groups = 4 }',
-        block='{ type = "parallel" }',
+    "mixers": hybrid(
+        layer('{ type = "differential", heads = 4 }', '{ type = "swiglu", hidden = 16, gate_groups = 4 }', '{ type = "parallel" }'),
+        layer('{ type = "multi_token", heads = 4, conv_layers = "all", gate = "full" }'),
+        layer('{ type = "rwkv" }', '{ type = "rwkv_channel", hidden = 16 }'),
+        layer('{ type = "gla", heads = 4 }', MOE),
     ),
-    "multi_token": model('{ type = "multi_token", heads = 4, conv_layers = "all", gate = "full" }'),
     "retention": model('{ type = "retention", heads = 4 }', '{ type = "mlp", hidden = 16 }'),
-    "rwkv": model('{ type = "rwkv" }', '{ type = "rwkv_channel", hidden = 16 }'),
-    "moe": model('{ type = "gla", heads = 4 }', MOE),
     "reverse": model('{ type = "mha", heads = 4 }', extra='kind = "encoder_decoder"\ndropout = 0.1'),
 }
 
@@ -207,7 +219,7 @@ def cut(tmp_path_factory):
         (folder / f"{name}.toml").write_text(text + f"[task]\n{REVERSE if name == 'reverse' else TASK}\n" + train_of(name))
         train_together(folder, f"{name}.toml", f"{name}-one", 1)
         train_together(folder, f"{name}.toml", f"{name}-2", 2, "--set", "train.tensor_parallel=2")
-    for name in ("dcmha", "moe"):
+    for name in ("dcmha", "mixers"):
         train_together(folder, f"{name}.toml", f"{name}-4", 4, "--set", "train.tensor_parallel=2")
     return folder
 
@@ -268,9 +280,12 @@ def test_what_cannot_be_shared_out(cut, number, options, said):
 
 CONTEXT = {
     "mha": model('{ type = "mha", heads = 4, kv_heads = 2 }', MOE, "dropout = 0.1"),
-    "learned": model('{ type = "mha", heads = 2 }', extra='position = { type = "learned" }\nmax_length = 24\nbias = true'),
+    "learned": hybrid(
+        layer('{ type = "mha", heads = 2 }'),
+        layer('{ type = "mamba" }', '{ type = "none" }'),
+        extra='position = { type = "learned" }\nmax_length = 24\nbias = true',
+    ),
     "retention": model('{ type = "retention", heads = 2 }', '{ type = "mlp", hidden = 16 }', "dropout = 0.1"),
-    "mamba": model('{ type = "mamba" }', '{ type = "none" }'),
 }
 TOGETHER = ["--set", "train.context_parallel=2"]
 
@@ -285,7 +300,7 @@ def context(tmp_path_factory):
         train_together(folder, f"{name}.toml", f"{name}-2", 2, *TOGETHER)
     train_together(folder, "mha.toml", "mha-4", 4, *TOGETHER, "--set", "train.activation_checkpointing=true")
     train_together(folder, "retention.toml", "retention-4", 4, *TOGETHER, "--set", "train.tensor_parallel=2")
-    train_together(folder, "mamba.toml", "mamba-4", 4, "--set", "train.context_parallel=4", "--set", 'train.shard="parameters"')
+    train_together(folder, "learned.toml", "learned-4", 4, "--set", "train.context_parallel=4", "--set", 'train.shard="parameters"')
     return folder
 
 
@@ -296,9 +311,9 @@ def test_processes_that_share_every_sequence_compute_what_one_does(context, name
 
 
 def test_a_run_that_shares_every_sequence_goes_on_with_the_same_bits_and_alone(context):
-    shutil.copytree(context / "mamba-2", context / "again")
+    shutil.copytree(context / "learned-2", context / "again")
     train_together(context, "again", "again", 2, "--checkpoint", 10)
-    assert same_weights(context / "mamba-2", context / "again")
+    assert same_weights(context / "learned-2", context / "again")
     constant = ["--set", 'train.schedule="constant"']
     train_together(context, "mha.toml", "steady", 1, *constant)
     train_together(context, "mha.toml", "changing", 2, *constant, *TOGETHER, "--set", "train.steps=8")

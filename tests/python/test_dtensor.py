@@ -1,11 +1,7 @@
 """DTensor splits the operators by batch, and by heads where nothing mixes them: results and gradients are those of whole tensors."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import headloom.dtensor  # noqa: F401  (the rules)
+import pytest
 import torch
 import torch.distributed as dist
 from distributed_support import said_by_ranks
@@ -166,6 +162,7 @@ def check(case, mesh, placements):
 
 
 def as_rank():
+    as_one_of_four()
     dist.init_process_group("gloo")
     mesh, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (1, 2))
     for case, (_, _, dim, _) in CASES.items():
@@ -176,9 +173,7 @@ def as_rank():
     partial = DTensor.from_local(torch.ones(2, 6), mesh, [torch.distributed.tensor.Partial()])
     torch.testing.assert_close(OPS.swiglu(partial).full_tensor(), OPS.swiglu(torch.full((2, 6), 2.0)))
     dist.barrier()
-    print("all is right")
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads and the interpreter's end do not go together
+    print("two share all")
 
 
 def as_one_of_four():
@@ -190,23 +185,20 @@ def as_one_of_four():
     q, k = rand(2, T, 4, D), rand(2, T, 2, D)
     shared = distribute_tensor(q, mesh, [Shard(2), Shard(2)], src_data_rank=None)
     found = headloom.composed_attention(shared, k, k, backend="fused")
-    assert [str(p) for p in found.placements] == ["S(2)", "R"], found.placements
-    print("all is right")
+    print("placed", [str(p) for p in found.placements])
+    dist.destroy_process_group()
 
 
-def test_heads_that_two_dimensions_of_a_mesh_split():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, __file__, "fake"], capture_output=True, text=True, env=environment)
-    assert "all is right" in done.stdout, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def said():
+    return said_by_ranks(__file__)
 
 
-def test_two_processes_share_every_operator():
+def test_heads_that_two_dimensions_of_a_mesh_split(said):
+    assert ["placed ['S(2)', 'R']" in text for text in said] == [True, True], "\n".join(said)
+
+
+def test_two_processes_share_every_operator(said):
     # On a CPU only the reference of dynamic_weights has a gradient.
     assert {name for name, *_ in CASES.values()} == headloom.dtensor.RULES.keys() - {"dynamic_weights"}
-    said = said_by_ranks(__file__)
-    assert ["all is right" in text for text in said] == [True, True], "\n".join(said)
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(pathlib.Path(__file__).parent))
-    as_one_of_four() if sys.argv[1:] == ["fake"] else as_rank()
+    assert ["two share all" in text for text in said] == [True, True], "\n".join(said)

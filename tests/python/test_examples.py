@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -16,20 +17,26 @@ train = { steps = 2, batch = 2, eval_every = 2 }
 """
 
 
+def call(name, monkeypatch, *arguments):
+    """Runs the program in this process, which has imported torch."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
+
+
 @pytest.mark.parametrize("name", ["cache_budgets", "find_block_errors"])
-def test_without_runs_they_say_how_they_are_called(name):
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT / "python")}
-    done = subprocess.run([sys.executable, str(ROOT / f"examples/{name}.py")], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and f"python examples/{name}.py runs/" in done.stderr and "Traceback" not in done.stderr
+def test_without_runs_they_say_how_they_are_called(name, monkeypatch):
+    with pytest.raises(SystemExit) as caught:
+        call(name, monkeypatch)
+    assert f"python examples/{name}.py runs/" in caught.value.code  # is written to standard error
 
 
 @pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-def test_errors_of_find_block(tmp_path):
+def test_errors_of_find_block(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.toml").write_text(RUN)
     headloom("train", "config.toml", "--out", "run", cwd=tmp_path)
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT / "python")}
-    command = [sys.executable, str(ROOT / "examples" / "find_block_errors.py"), "run"]
-    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    monkeypatch.chdir(tmp_path)
+    call("find_block_errors", monkeypatch, "run")
+    said = capsys.readouterr().out.splitlines()
     shares = [float(line.split("%")[0]) for line in said if " of " in line and "%" in line[:8]]
     # Untrained, it fails everywhere; every part of the sequences is counted.
     assert min(shares) > 99 and "100.0% of   3000  all sequences" in said

@@ -361,13 +361,7 @@ def test_random_damage_gives_a_sentence(folder, tmp_path):
             del damaged[rng.randrange(len(damaged)) :]
         for other, content in files.items():
             (target / other).write_bytes(damaged if other == name else content)
-        done = subprocess.run(
-            [str(BINARY), "import", str(target), "--out", str(tmp_path / f"run{number}")],
-            env=ENVIRONMENT,
-            capture_output=True,
-            timeout=60,
-            preexec_fn=lambda: __import__("resource").setrlimit(__import__("resource").RLIMIT_AS, (8 << 30, 8 << 30)),
-        )
+        done = cli_support.run("import", target, "--out", tmp_path / f"run{number}", timeout=60, address_space=8 << 30)
         assert done.returncode in (0, 1, 2), done
         if done.returncode:
-            assert done.stderr.startswith(b"headloom: ") and done.stderr.count(b"\n") == 1, done.stderr
+            assert done.stderr.startswith("headloom: ") and done.stderr.count("\n") == 1, done.stderr

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -12,10 +11,9 @@ import sys
 import pytest
 import torch
 
+import cli_support
 import headloom
-
-ROOT = pathlib.Path(__file__).parents[2]
-BINARY = ROOT / "build/bin/headloom"
+from cli_support import ROOT
 SENTENCEPIECE = """
 import pathlib, sys
 import torch, headloom
@@ -38,8 +36,7 @@ def run(*command, **options):
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("memory")
     (folder / "words.txt").write_text("the cat sat on the mat and the dog ran after the cat\n" * 40)
-    done = run(BINARY, "vocabulary", "words.txt", "--size", 300, "--out", "words.model", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    cli_support.headloom("vocabulary", "words.txt", "--size", 300, "--out", "words.model", cwd=folder)
     (folder / "copy.toml").write_text(
         "[model]\nwidth = 16\ndepth = 2\n[[model.layer]]\nmixer = { type = 'mha', heads = 2 }\n"
         "[task]\ntype = 'copy'\ncount = 4\n[train]\nsteps = 2\nbatch = 8\neval_every = 2\n"
@@ -47,14 +44,12 @@ def place(tmp_path_factory):
     return folder
 
 
-def limited(bytes):
-    """For subprocess: the child can have so much address space, whatever the machine has."""
-    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (bytes, bytes))}
+LIMIT = 6 << 30  # bytes of address space
 
 
-def refused(command, *arguments, cwd, code=2, **options):
-    """The one sentence on standard error."""
-    done = run(BINARY, command, *arguments, cwd=cwd, **options)
+def refused(command, *arguments, cwd, code=2, address_space=LIMIT):
+    """The one sentence on standard error of a process that can have so much memory."""
+    done = cli_support.run(command, *arguments, cwd=cwd, timeout=300, address_space=address_space)
     assert done.returncode == code, (done.returncode, done.stderr)
     lines = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
     assert len(lines) == 1 and lines[0].endswith("."), done.stderr
@@ -102,7 +97,7 @@ ESTIMATE = "this training needs at least "
 def test_what_cannot_fit_is_refused_with_the_numbers(place, changes, message):
     out = place / "refused"
     sets = [word for change in changes for word in ("--set", change)]
-    sentence = refused("train", "copy.toml", "--out", out, *sets, cwd=place, **limited(6 << 30))
+    sentence = refused("train", "copy.toml", "--out", out, *sets, cwd=place)
     assert message in sentence, sentence
     if message == ESTIMATE:
         assert "(parameters " in sentence and "this process can have 6.0 GiB (the limit of address space" in sentence
@@ -111,12 +106,12 @@ def test_what_cannot_fit_is_refused_with_the_numbers(place, changes, message):
 
 def test_describe_and_train_have_one_estimate(place):
     sets = ["--set", "train.batch=10000000"]
-    described = json.loads(run(BINARY, "describe", "copy.toml", "--json", *sets, cwd=place).stdout)["training_memory"]
+    described = json.loads(cli_support.headloom("describe", "copy.toml", "--json", *sets, cwd=place).stdout)["training_memory"]
     # Inputs and targets of a sequence, int64 each.
     assert described["batch_bytes"] % (2 * 8 * 10000000) == 0 and described["batch_bytes"] > 0
-    said = run(BINARY, "describe", "copy.toml", *sets, cwd=place).stdout
+    said = cli_support.headloom("describe", "copy.toml", *sets, cwd=place).stdout
     peak, parts = re.search(r"training memory +(\S+ \S+) or more .*?: (.*)", said).groups()
-    sentence = refused("train", "copy.toml", "--out", place / "refused", *sets, cwd=place, **limited(6 << 30))
+    sentence = refused("train", "copy.toml", "--out", place / "refused", *sets, cwd=place)
     assert f"{ESTIMATE}{peak} of memory by estimate ({parts})" in sentence
 
 
@@ -126,16 +121,14 @@ def test_a_comparison_is_refused_before_it_trains(place):
         "[[models]]\nname = 'small'\n[[models]]\nname = 'large'\nmodel = { width = 400000 }\n"
         "[[tasks]]\nname = 'copy'\ntask = { type = 'copy', count = 4 }\n"
     )
-    sentence = refused("compare", "compare.toml", "--out", "compared", cwd=place, **limited(6 << 30))
+    sentence = refused("compare", "compare.toml", "--out", "compared", cwd=place)
     assert "model 'large' on task 'copy': " + ESTIMATE in sentence
     assert not (place / "compared/runs").exists()
 
 
 def test_what_does_not_fit_is_described_all_the_same(place):
     def described(*sets):
-        done = run(BINARY, "describe", "copy.toml", "--json", *sets, cwd=place, **limited(6 << 30))
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(cli_support.headloom("describe", "copy.toml", "--json", *sets, cwd=place, address_space=LIMIT).stdout)
 
     big = described("--set", "model.width=65536", "--set", "model.depth=100")
     assert big["parameters"] > 1e12 and big["training_memory"]["peak"] >= 16 * big["parameters"]
@@ -146,9 +139,9 @@ def test_what_does_not_fit_is_described_all_the_same(place):
 
 
 def test_a_sequence_that_does_not_fit_is_not_drawn(place):
-    assert run(BINARY, "train", "copy.toml", "--out", "drawn", cwd=place).returncode == 0
+    cli_support.headloom("train", "copy.toml", "--out", "drawn", cwd=place)
     count = ["--set", "task.count=500000000"]
-    sentence = refused("eval", "drawn", *count, cwd=place, **limited(6 << 30))
+    sentence = refused("eval", "drawn", *count, cwd=place)
     assert "one sequence of the task needs at least 29.8 GiB of memory by estimate (1000000000 positions)" in sentence
 
 
@@ -181,9 +174,9 @@ def test_the_estimate_is_near_what_a_step_takes(tmp_path, layer, changes):
         "[task]\ntype = 'copy'\ncount = 128\neval_sequences = 4\n[train]\nsteps = 1\nbatch = 16\neval_every = 1\n"
     )
     sets = [word for change in changes.splitlines() for word in ("--set", change.replace(" ", ""))]
-    described = run(BINARY, "describe", "run.toml", "--json", *sets, cwd=tmp_path)
+    described = cli_support.headloom("describe", "run.toml", "--json", *sets, cwd=tmp_path)
     estimate = json.loads(described.stdout)["training_memory"]["peak"]
-    done = run(BINARY, "train", "run.toml", "--json", *sets, cwd=tmp_path)
+    done = run(cli_support.BINARY, "train", "run.toml", "--json", *sets, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)["peak_memory_bytes"]
     assert measured > 80e6
@@ -196,13 +189,13 @@ def big_step(place):
         "[model]\nwidth = 256\ndepth = 4\n[[model.layer]]\n"
         "[task]\ntype = 'copy'\ncount = 128\n[train]\nsteps = 1\nbatch = 64\neval_every = 1\n"
     )
-    described = json.loads(run(BINARY, "describe", "big.toml", "--json", cwd=place).stdout)
+    described = json.loads(cli_support.headloom("describe", "big.toml", "--json", cwd=place).stdout)
     return int(described["training_memory"]["peak"]) + (16 << 20)
 
 
 def test_running_out_of_memory_is_one_sentence(place):
     limit = big_step(place)
-    sentence = refused("train", "big.toml", "--out", "big", cwd=place, code=1, **limited(limit))
+    sentence = refused("train", "big.toml", "--out", "big", cwd=place, code=1, address_space=limit)
     assert "out of memory: an allocation of " in sentence
     assert "the limit of address space" in sentence and "a smaller batch, length or model needs less" in sentence
 
@@ -215,8 +208,7 @@ def test_a_comparison_goes_on_after_a_run_without_memory(place):
         "[[models]]\nname = 'large'\n[[models]]\nname = 'small'\nmodel = { width = 16, depth = 1 }\n"
         "[[tasks]]\nname = 'copy'\ntask = { type = 'copy', count = 128, eval_sequences = 8 }\n"
     )
-    done = run(BINARY, "compare", "both.toml", "--out", "both", cwd=place, **limited(limit))
-    assert done.returncode == 1, done.stderr
+    cli_support.headloom("compare", "both.toml", "--out", "both", cwd=place, code=1, address_space=limit)
     assert "out of memory: an allocation of " in (place / "both/comparison.json").read_text()
     assert len(list((place / "both").rglob("metrics.jsonl"))) == 2
 
@@ -232,12 +224,16 @@ def test_python_refuses_more_samples_than_fit():
     assert model.generate(prompt[:1], 2, num_samples=2).shape == (2, 5)
 
 
+# Importing torch takes longer than the steps of both ways, which are forks of one process for that.
 STEPS = """
-import resource, sys
+import os, resource
 from concurrent.futures import ThreadPoolExecutor
 import torch, headloom
-if "keep" in sys.argv:
+keeps = os.fork() == 0
+if keeps:
     assert headloom.keep_freed_memory()
+else:
+    assert os.wait()[1] == 0
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 parts = [torch.randn(10 << 20) for _ in range(2)]
 def step():
@@ -250,7 +246,7 @@ def least():
     for _ in range(5):
         step()
     return min(faults_of_step() for _ in range(5))
-print(least(), ThreadPoolExecutor(1).submit(least).result())
+print("keep" if keeps else "return", least(), ThreadPoolExecutor(1).submit(least).result(), flush=True)
 """
 
 
@@ -260,10 +256,10 @@ def test_keeps_freed_memory():
     environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "0", "PYTHONPATH": str(ROOT / "python")}
     for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"):
         environment.pop(name, None)
-    faults = {}
-    for option in ("keep", "return"):
-        done = run(sys.executable, "-c", STEPS, option, env=environment)
-        assert done.returncode == 0, done.stderr
-        faults[option] = [int(count) for count in done.stdout.split()]
+    done = run(sys.executable, "-c", STEPS, env=environment)
+    assert done.returncode == 0, done.stderr
+    said = (line.split() for line in done.stdout.splitlines())
+    faults = {option: [int(count) for count in counts] for option, *counts in said}
+    assert faults.keys() == {"keep", "return"}
     for kept, returned in zip(faults["keep"], faults["return"], strict=True):
         assert 10 * kept < returned, faults

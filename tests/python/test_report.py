@@ -10,14 +10,13 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import types
 import urllib.error
 import urllib.request
 
 import pytest
 
-from cli_support import BINARY, ENVIRONMENT, headloom, refused
+from cli_support import BINARY, ENVIRONMENT, headloom, refused, wait_for
 from headloom import tensorboard
 
 CONFIG = """
@@ -461,9 +460,7 @@ def test_a_killed_run_was_interrupted(place, tmp_path):
         cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.time() + 60
-        while not list(tmp_path.glob("run/checkpoints/step-*")) and training.poll() is None and time.time() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: list(tmp_path.glob("run/checkpoints/step-*")), training)
         report = json.loads(headloom("report", "run", "--json", cwd=tmp_path).stdout)
         assert (report["running"], report["interrupted"]) == (1, 0) and training.poll() is None
         with watched("run", tmp_path) as address:

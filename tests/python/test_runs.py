@@ -8,10 +8,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
-from cli_support import BINARY, COMPARE, ENVIRONMENT, ROOT, TEXT, files, headloom, make_place, refused, weights
+from cli_support import BINARY, COMPARE, ENVIRONMENT, ROOT, TEXT, files, headloom, make_place, refused, wait_for, weights
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -38,10 +37,7 @@ def started(*arguments, cwd, until):
     process = subprocess.Popen(
         [str(BINARY), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.time() + 60
-    while not until() and process.poll() is None and time.time() < deadline:
-        time.sleep(0.002)
-    assert process.poll() is None
+    wait_for(until, process)
     return process
 
 

@@ -3,9 +3,7 @@
 They are DistributedDataParallel, FSDP2 and distributed checkpoints.
 """
 
-import os
 import pathlib
-import sys
 
 import headloom
 import pytest
@@ -13,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from distributed_support import said_by_ranks
+from test_training import biases, experts, loss_of, same, tokens, trained
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
@@ -63,6 +62,7 @@ def refusal(call):
 
 def as_rank(folder):
     """What each of the two processes does."""
+    folder = pathlib.Path(folder)
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
 
@@ -99,17 +99,31 @@ def as_rank(folder):
         step(model, optimizer, number, rank, 2)
     found["resumed"] = whole(model)
 
-    if rank == 0:
-        torch.save(found, folder / "found.pt")
+    found["biases"] = biases_of_rank(rank)
+    torch.save(found, folder / f"found-{rank}.pt")
     dist.barrier()
-    os._exit(0)  # gloo's threads and the interpreter's end do not go together
+
+
+def biases_of_rank(rank):
+    """Those of experts that plain DDP trains, whose buffers it broadcasts."""
+    model = experts(seed=rank)  # the first rank's weights are everyone's
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    headloom.balance_experts(model, optimizer)
+    for i in range(3):
+        # Two pieces a step without no_sync(): buffers are broadcast between them.
+        for piece in tokens(seed=i).chunk(4)[rank::2]:
+            loss_of(wrapped, piece).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return biases(model)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
     said_by_ranks(__file__, folder)
-    return folder, torch.load(folder / "found.pt")
+    return folder, torch.load(folder / "found-0.pt")
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +170,7 @@ def test_one_process_reads_a_sharded_checkpoint(found, alone):
     torch.testing.assert_close(state["model"], alone[1][1], atol=2e-4, rtol=0)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    as_rank(pathlib.Path(sys.argv[1]))
+def test_ranks_of_plain_ddp_have_the_biases_of_one_process_on_the_joint_batch(found):
+    one = trained(experts())
+    for rank in range(2):
+        same(torch.load(found[0] / f"found-{rank}.pt")["biases"], one)

@@ -2,11 +2,6 @@
 
 import copy
 import io
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 import warnings
 
 import headloom
@@ -16,7 +11,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations, prune, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPEED = 0.125  # sums of it are exact
 EXPERTS = {
     "type": "moe", "routed": 8, "active": 2, "shared": 1, "hidden": 8, "scores": "sigmoid", "bias_speed": SPEED,
@@ -242,44 +236,6 @@ def test_a_load_that_nothing_balances_is_reported(monkeypatch):
     with pytest.warns(UserWarning, match="headloom.balance_experts"):
         for _ in range(3):
             model(tokens())
-
-
-DISTRIBUTED = """
-    import os, sys, torch, headloom
-    sys.path.insert(0, sys.argv[2])
-    from test_training import biases, experts, loss_of, tokens
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    model = experts(seed=rank)  # the first rank's weights are everyone's
-    wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    headloom.balance_experts(model, optimizer)
-    for i in range(3):
-        # Two pieces a step without no_sync(): buffers are broadcast between them.
-        for piece in tokens(seed=i).chunk(4)[rank::2]:
-            loss_of(wrapped, piece).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.save(biases(model), f"{sys.argv[1]}/{rank}.pt")
-    torch.distributed.barrier()
-    os._exit(0)  # gloo's threads and the interpreter's end do not go together
-"""
-
-
-def test_ranks_of_plain_ddp_have_the_biases_of_one_process_on_the_joint_batch(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(DISTRIBUTED))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")}
-    command = [sys.executable, *launch, str(script), str(tmp_path), str(pathlib.Path(__file__).parent)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    one = trained(experts())
-    for rank in range(2):
-        same(torch.load(tmp_path / f"{rank}.pt"), one)
 
 
 # --- Groups of parameters ---------------------------------------------------------------------
