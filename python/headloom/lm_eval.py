@@ -102,8 +102,12 @@ class HeadloomLM(TemplateLM):  # type: ignore[misc]
             context, options = request.args
             until = options.get("until") or []
             most = int(options.get("max_gen_toks", self.max_gen_toks))
-            # A context that leaves no room is read from its newer part on.
             tokens = self.model._prompt_tokens(context)
+            length = self.model.config.get("max_length")
+            if length is not None:
+                # A context that leaves no room is read from its newer part on. Of a model that is shorter than what it may
+                # write, half is read all the same: a text that outgrows it goes on from its newer half.
+                tokens = tokens[-max(length - most, length // 2, 1) :]
             sampled = bool(options.get("do_sample", options.get("temperature", 0) > 0))
             sampling = Sampling(
                 temperature=float(options.get("temperature", 1.0)) if sampled else 0.0,
@@ -113,8 +117,7 @@ class HeadloomLM(TemplateLM):  # type: ignore[misc]
                 repetition_penalty=float(options.get("repetition_penalty", 1.0)),
             )
             stop = [until] if isinstance(until, str) else [text for text in until if text]
-            prompt = tokens[-max(1, self.max_length - most) :]
-            for (sample,) in self.model._write([prompt], most, sampling, stop, None, 1, True, ("full", ""), None):
+            for (sample,) in self.model._write([tokens], most, sampling, stop, None, 1, True, ("full", ""), None):
                 pass
             written.append(sample.text())
         return written

@@ -24,6 +24,10 @@ from headloom.attention import composed_attention
 __all__ = ["attention", "attention_mask"]
 
 
+# The attribute of a mask that says no more than causality and a window of this size.
+_WINDOW = "_headloom_window"
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -42,7 +46,7 @@ def attention(
     """
     if dropout:
         raise ValueError(f"attn_implementation='headloom' has no dropout of the weights, but it is {dropout}, expected 0.")
-    for name in ("softcap", "s_aux", "position_bias", "output_attentions"):
+    for name in ("softcap", "s_aux", "sinks", "indices", "block_indices", "position_bias", "output_attentions"):
         given = options.get(name)  # some are tensors, which are not to be compared
         if given is not None and given is not False:
             raise ValueError(f"attn_implementation='headloom' has no {name}; expected a model that does not use it.")
@@ -51,7 +55,15 @@ def attention(
             f"attn_implementation='headloom' reads boolean masks, but this one is {attention_mask.dtype}; give the "
             "model a mask [B, S] of ones and zeros."
         )
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if sliding_window is not None and getattr(attention_mask, _WINDOW, None) == sliding_window:
+        attention_mask = None
+    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    if causal is None:
+        if attention_mask is None and query.size(2) > 1:
+            raise ValueError(
+                f"attn_implementation='headloom' needs to know whether {type(module).__name__} is causal, but it has no is_causal."
+            )
+        causal = True
     out = composed_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -64,10 +76,10 @@ def attention(
     return out, None
 
 
-def _is_window(pattern: Callable[..., Any], first: int, rows: int, offset: int, window: Optional[int]) -> bool:
+def _is_window(pattern: Callable[..., Any], first: int, rows: int, offset: int, window: Optional[int], device: Any) -> bool:
     """Whether row q sees the keys from q - window + 1, or from the first, up to q."""
-    q = torch.arange(first, first + rows)
-    zero = torch.zeros((), dtype=torch.int64)
+    q = torch.arange(first, first + rows, device=device)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
 
     def sees(keys: Tensor) -> Tensor:
         seen: Tensor = pattern(zero, zero, q, keys)
@@ -92,15 +104,20 @@ def attention_mask(
     allow_is_causal_skip: bool = True,
     **options: Any,
 ) -> Optional[Tensor]:
-    """The boolean mask ``[B, 1, T, S]`` of a forward pass, or None where causality and the window say it all."""
-    if (
+    """The boolean mask ``[B, 1, T, S]`` of a forward pass, or None where causality says it all.
+
+    A mask that says no more than causality and a window of ``local_size`` is marked, so that :func:`attention` goes without it where the
+    model tells it of the window, which not all models do.
+    """
+    needless = (
         allow_is_causal_skip
         and isinstance(q_offset, int)
         and not torch.compiler.is_compiling()
         and q_offset + q_length == kv_offset + kv_length
         and (attention_mask is None or bool(attention_mask.all()))
-        and _is_window(mask_function, q_offset, q_length, kv_offset, local_size)
-    ):
+        and _is_window(mask_function, q_offset, q_length, kv_offset, local_size, options.get("device", "cpu"))
+    )
+    if needless and (local_size is None or kv_length <= local_size):
         return None
     mask: Optional[Tensor] = sdpa_mask(
         batch_size=batch_size,
@@ -113,6 +130,8 @@ def attention_mask(
         local_size=local_size,
         **{**options, "allow_is_causal_skip": False},
     )
+    if needless:
+        setattr(mask, _WINDOW, local_size)
     return mask
 
 

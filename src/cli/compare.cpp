@@ -92,8 +92,8 @@ void check_folder(const CompareArguments& a) {
 report::Run trained(const CompareArguments& a) {
   try {
     return train_planned(a.out, a.run);
-  } catch (const CannotWrite& error) {
-    throw CannotWrite(error.what() + std::string(kWorkerCannotWrite));
+  } catch (const Obstacle& error) {
+    throw Obstacle(error.what() + std::string(kWorkerObstacle));
   }
 }
 
@@ -149,6 +149,11 @@ int run_compare(CompareArguments& a) {
     write_file(a.out + "/report.html", report::to_html(result));
     write_file(a.out + "/comparison.json", report::to_json(result));
   };
+  if (config.speed.rounds > 0) {
+    control.measure = [&](const report::Comparison& finished) {
+      bench::measure_speeds(a.out, config.speed.rounds, finished);
+    };
+  }
   if (a.plan) {
     for (const std::string& run : plan_comparison(config, control)) {
       std::printf("%s compare %s --run %s\n", program_name().c_str(), shell_word(a.out).c_str(),
@@ -156,11 +161,7 @@ int run_compare(CompareArguments& a) {
     }
     return 0;
   }
-  CompareOutcome outcome = compare(config, control);
-  if (!outcome.interrupted && config.speed.rounds > 0) {
-    bench::measure_speeds(a.out, config.speed.rounds, outcome.comparison);
-    control.progress(outcome);
-  }
+  const CompareOutcome outcome = compare(config, control);
   std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
   std::fflush(stdout);  // before what follows on stderr, where both go to one file
   if (outcome.interrupted) {

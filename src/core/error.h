@@ -20,6 +20,13 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+// Something is in the way that says nothing of the model that is trained: a place that cannot be
+// written, a folder that another process holds, data that are not there.
+class Obstacle : public Error {
+ public:
+  using Error::Error;
+};
+
 // Concatenates its arguments with operator<<.
 template <typename... Args>
 std::string str(const Args&... args) {

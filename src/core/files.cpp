@@ -18,13 +18,6 @@ std::string system_reason() { return std::strerror(errno); }
   throw CannotWrite(str(path, ": cannot be written: ", why, "."));
 }
 
-void sync_folder(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
-  if (fd < 0) return;  // some file systems do not open folders; the rename itself has happened
-  ::fsync(fd);
-  ::close(fd);
-}
-
 std::string folder_of(const std::string& path) {
   const std::string folder = fs::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
@@ -83,7 +76,7 @@ void write_file(const std::string& name, const std::function<void(const Sink&)>&
     ::unlink(temporary.c_str());
     cannot_write(path, why);
   }
-  sync_folder(folder_of(path));
+  sync_file(folder_of(path));
 }
 
 void write_file(const std::string& path, std::string_view content) {
@@ -93,6 +86,13 @@ void write_file(const std::string& path, std::string_view content) {
 bool is_there(const std::string& path) {
   std::error_code error;
   return fs::is_regular_file(path, error);
+}
+
+void sync_file(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::fsync(fd);
+  ::close(fd);
 }
 
 std::string folder_name(const std::string& folder) {
@@ -120,9 +120,9 @@ std::string read_file(const std::string& path) {
 }
 
 void publish_folder(const std::string& from, const std::string& to) {
-  sync_folder(from);
+  sync_file(from);
   if (::rename(from.c_str(), to.c_str()) != 0) cannot_write(to, system_reason());
-  sync_folder(folder_of(to));
+  sync_file(folder_of(to));
 }
 
 void make_folders(const std::string& path) {

@@ -10,9 +10,9 @@
 namespace headloom {
 
 // A file or folder cannot be written: the place is at fault, and not what was to be written there.
-class CannotWrite : public Error {
+class CannotWrite : public Obstacle {
  public:
-  using Error::Error;
+  using Obstacle::Obstacle;
 };
 
 // Throws Error where `path` cannot be written as a file: where it is a folder, a device, a pipe or
@@ -24,11 +24,15 @@ void check_output_file(const std::string& path);
 // and the system's reason (a full disk, say); what stood at `path` before is then untouched.
 void write_file(const std::string& path, std::string_view content);
 
+// Has the system write to its disk what it keeps of a file, or of a folder's entries, in memory.
+// Does nothing where that is not possible, as with folders on some file systems.
+void sync_file(const std::string& path);
+
 // Whether there is a file (or what a link leads to). False too where the system does not tell, as
 // without permission; reading the file then gives the reason.
 bool is_there(const std::string& path);
 
-// The last part of a folder's path, also of "runs/a/" and ".".
+// The last part of a folder's path, also of "runs/a/" and "."; "" of "/".
 std::string folder_name(const std::string& folder);
 
 // The content of a file. Throws Error naming the path and the system's reason.

@@ -89,6 +89,13 @@ struct flock byte_lock(int16_t type) {
   return out;
 }
 
+// Whether the opened file is the one at `path`.
+bool is_present(int fd, const std::string& path) {
+  struct stat opened{}, present{};
+  return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &present) == 0 &&
+         opened.st_ino == present.st_ino && opened.st_dev == present.st_dev;
+}
+
 [[noreturn]] void refuse(const std::string& folder, const Holder& holder, bool may_be_over) {
   const std::string path = FolderLock::lock_file(folder);
   if (holder.process == 0) {
@@ -121,11 +128,7 @@ FolderLock::FolderLock(const std::string& folder) : path_(lock_file(folder)) {
       has_locks = false;  // the file system has none: its content must do
     }
     // The holder before removes the file as it ends; a lock on a removed file holds nothing.
-    struct stat opened{}, present{};
-    if (::fstat(fd_, &opened) == 0 && ::stat(path_.c_str(), &present) == 0 &&
-        opened.st_ino == present.st_ino && opened.st_dev == present.st_dev) {
-      break;
-    }
+    if (is_present(fd_, path_)) break;
     ::close(fd_);
   }
   const Holder before = read_holder(fd_), now = this_process();
@@ -157,7 +160,8 @@ bool FolderLock::is_held(const std::string& folder) {
 }
 
 FolderLock::~FolderLock() {
-  ::unlink(path_.c_str());
+  // Where the folder was moved or removed meanwhile, another one's lock may be there.
+  if (is_present(fd_, path_)) ::unlink(path_.c_str());
   ::close(fd_);
 }
 

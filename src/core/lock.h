@@ -8,9 +8,9 @@
 namespace headloom {
 
 // Another process holds the folder.
-class FolderInUse : public Error {
+class FolderInUse : public Obstacle {
  public:
-  using Error::Error;
+  using Obstacle::Obstacle;
 };
 
 // Holds a folder while it lives, through a lock of the system on the hidden file that lock_file()

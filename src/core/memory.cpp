@@ -64,9 +64,17 @@ void lower_by_groups(MemoryLimit& limit, const std::string& root) {
   }
 }
 
-int64_t& sharing_processes() {
-  static int64_t processes = 1;
-  return processes;
+// How many processes share what memory_limit() finds.
+struct Sharing {
+  int64_t machine = 1, control_group = 1;
+};
+Sharing g_sharing;
+
+// The equal part of each of `processes`.
+MemoryLimit part_of(const MemoryLimit& whole, int64_t processes) {
+  if (processes == 1) return whole;
+  return {.bytes = whole.bytes / static_cast<double>(processes),
+          .name = str("an equal part of ", whole.name, " for each of ", processes, " processes")};
 }
 
 void lower_by_process(MemoryLimit& limit, decltype(RLIMIT_AS) resource, const char* name) {
@@ -79,18 +87,21 @@ void lower_by_process(MemoryLimit& limit, decltype(RLIMIT_AS) resource, const ch
 
 MemoryLimit memory_limit(const std::string& root) {
   MemoryLimit limit{.bytes = std::numeric_limits<double>::infinity(), .name = "no limit is known"};
+  const MemoryLimit none = limit;
   lower(limit, physical_memory(root), "physical memory");
-  lower_by_groups(limit, root);
-  if (const int64_t processes = sharing_processes(); processes > 1) {
-    limit.bytes /= static_cast<double>(processes);
-    limit.name = str("an equal part of ", limit.name, " for each of ", processes, " processes");
-  }
+  limit = part_of(limit, g_sharing.machine);
+  MemoryLimit of_groups = none;
+  lower_by_groups(of_groups, root);
+  of_groups = part_of(of_groups, g_sharing.control_group);
+  if (of_groups.bytes < limit.bytes) limit = of_groups;
   lower_by_process(limit, RLIMIT_AS, "the limit of address space, ulimit -v");
   lower_by_process(limit, RLIMIT_DATA, "the limit of data, ulimit -d");
   return limit;
 }
 
-void share_memory(int64_t processes) { sharing_processes() = processes; }
+void share_memory(int64_t on_machine, int64_t in_control_group) {
+  g_sharing = {on_machine, in_control_group};
+}
 
 void check_fits(const std::string& what, double bytes, const std::string& parts,
                 const std::string& advice) {

@@ -27,9 +27,9 @@ struct MemoryLimit {
 // (RLIMIT_AS, RLIMIT_DATA). Swap is not counted. Files are read below `root`.
 MemoryLimit memory_limit(const std::string& root = "");
 
-// From now on the limits of the machine and of control groups are those of `processes` alike, of
-// which this is one: it can have an equal part.
-void share_memory(int64_t processes);
+// From now on so many processes of one training, this one among them, share the machine, and so
+// many its control groups. Each may use an equal part.
+void share_memory(int64_t on_machine, int64_t in_control_group);
 
 // Throws UsageError where `bytes` are more than the limit: "WHAT at least BYTES of memory by
 // estimate (PARTS), but this process can have ...; ADVICE.".

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <sstream>
 #ifdef __GLIBC__
@@ -86,6 +87,9 @@ std::string control_groups() {
   std::ifstream file("/proc/self/cgroup");
   std::ostringstream text;
   text << file.rdbuf();
+  // In a container the names are those of its own.
+  std::array<char, 64> names{};
+  if (::readlink("/proc/self/ns/cgroup", names.data(), names.size() - 1) > 0) text << names.data();
   return text.str();
 }
 

@@ -30,8 +30,8 @@ int64_t page_faults();
 
 // "Intel(R) Xeon(R) Processor @ 2.50GHz", or "unknown".
 std::string processor_name();
-// A number that the running system has drawn as it started, and the control groups of this process;
-// "" where the system does not say.
+// A number that the running system has drawn as it started, and what tells the control groups of
+// this process from others; "" where the system does not say.
 std::string boot_id();
 std::string control_groups();
 // The file of the running program, for starting it again; also for a child process.

@@ -34,7 +34,7 @@ void FileOptions::hold_out_all() {
 
 std::vector<DataPath> FileOptions::data_paths() {
   std::vector<DataPath> out;
-  if (path) out.push_back({"path", &*path});
+  if (path && !path->empty()) out.push_back({"path", &*path});
   if (held_out_path) out.push_back({"held_out_path", &*held_out_path});
   return out;
 }

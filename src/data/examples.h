@@ -25,6 +25,7 @@ struct FileOptions {
   // `what` says what stands in the files. `generates`: without a file the task generates its data.
   void fields(Fields& f, const std::string& what, bool generates = true);
   std::vector<DataPath> data_paths();
+  // As TaskSpec has them.
   void hold_out_all();
   void split_as(const FileOptions& other) { cut_as = other.length; }
   // As TaskSpec has them, nullptr where there is none: what is generated has letters of its own.

@@ -18,8 +18,9 @@ class Communicator {
   // The number of this process, from 0. The first one writes the run's folder.
   virtual int64_t rank() const { return 0; }
   virtual int64_t size() const { return 1; }
-  // How many of them share this one's machine and control groups, itself included.
+  // How many of them are on this one's machine, itself included, and in its control groups there.
   virtual int64_t on_this_machine() const { return 1; }
+  virtual int64_t in_this_control_group() const { return 1; }
   // Adds up each tensor over all processes, in place. All get the same bits.
   virtual void sum(const std::vector<at::Tensor>& tensors) { (void)tensors; }
   // Begins the same for one contiguous tensor, which must not be touched until the function that

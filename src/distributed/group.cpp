@@ -290,8 +290,10 @@ class GlooGroup final : public OverGloo<Group> {
   int64_t rank() const override { return place_.rank; }
   int64_t size() const override { return place_.size; }
   int64_t on_this_machine() const override {
-    const Greeting& own = greetings_[static_cast<size_t>(rank())];
-    return std::count_if(greetings_.begin(), greetings_.end(), [&](const Greeting& one) {
+    return count([](const Greeting& own, const Greeting& one) { return one.is_beside(own); });
+  }
+  int64_t in_this_control_group() const override {
+    return count([](const Greeting& own, const Greeting& one) {
       return one.is_beside(own) && one.group == own.group;
     });
   }
@@ -412,6 +414,14 @@ class GlooGroup final : public OverGloo<Group> {
                    : "the ranks cannot connect to each other, though all of them have met; each "
                      "listens on a port that the system chooses, so that all ports must be open "
                      "between their hosts");
+  }
+
+  // The ranks of which `belongs` is true beside this one.
+  template <typename F>
+  int64_t count(const F& belongs) const {
+    const Greeting& own = greetings_[static_cast<size_t>(rank())];
+    return std::count_if(greetings_.begin(), greetings_.end(),
+                         [&](const Greeting& one) { return belongs(own, one); });
   }
 
   bool together() const {

@@ -73,6 +73,15 @@ std::string job(const Variable& variable, const LauncherVariables& of) {
   return out;
 }
 
+// Where the launcher says nothing of the job: another one's, in which all processes are.
+std::string job_around(const Variable& variable) {
+  for (const char* name : {"SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_JOBID"}) {
+    const std::string value = variable(name);
+    if (!value.empty()) return "/" + value;
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string first_host(const std::string& list) {
@@ -103,16 +112,16 @@ std::optional<Place> place_among_ranks(const Variable& variable) {
     place.address = address(variable, of, place.size);
     place.served = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
     place.job = job(variable, of);
-    // Whatever has started the processes, all of them are in one job of Slurm.
-    const std::string name = place.job.empty() ? variable("SLURM_JOB_ID") : place.job;
-    if (!variable("MASTER_PORT").empty()) {
+    const bool has_port = !variable("MASTER_PORT").empty();
+    if (place.job.empty() && !has_port) place.job = job_around(variable);
+    if (has_port) {
       place.port = number(variable, "MASTER_PORT", 1, 65535);
-    } else if (name.empty() && !variable("MASTER_ADDR").empty()) {
+    } else if (place.job.empty() && !variable("MASTER_ADDR").empty()) {
       place.port = 29500;  // nothing else that all machines know; PyTorch's own
     } else {
       Fnv1a hash;
       // MPICH says nothing of its job: its processes on one machine have one parent.
-      hash.add(name.empty() ? std::to_string(::getppid()) : name);
+      hash.add(place.job.empty() ? std::to_string(::getppid()) : place.job);
       // Below 32768: from there on Linux gives ports to outgoing connections, one of which could
       // hold this one.
       place.port = 20000 + static_cast<int64_t>(hash.value() % 12000);

@@ -14,7 +14,6 @@
 #include <array>
 #include <cstdio>
 #include <functional>
-#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -43,6 +42,13 @@ bool wait_for(milliseconds timeout, const std::function<bool()>& done) {
   return true;
 }
 
+bool may_be_known_later(int error) {
+#ifdef EAI_NODATA
+  if (error == EAI_NODATA) return true;
+#endif
+  return error == EAI_AGAIN || error == EAI_NONAME;
+}
+
 // The name of a container is known once the container runs, which may be after this one.
 void check_resolves(const Place& place, milliseconds timeout, const std::string& here) {
   constexpr milliseconds kLongest = std::chrono::minutes(1);
@@ -52,7 +58,7 @@ void check_resolves(const Place& place, milliseconds timeout, const std::string&
     hints.ai_socktype = SOCK_STREAM;
     error = ::getaddrinfo(place.address.c_str(), nullptr, &hints, &found);
     if (error == 0) ::freeaddrinfo(found);
-    return error != EAI_AGAIN && error != EAI_NONAME;
+    return !may_be_known_later(error);
   };
   if (!wait_for(milliseconds(500), resolves)) {
     std::fprintf(stderr, "headloom: %s waits until \"%s\" is a known host (MASTER_ADDR)\n",
@@ -83,11 +89,12 @@ Store part_of_attempt(const Store& store, const Place& place, milliseconds timeo
   std::vector<int64_t> left = {0};
   const auto all_are_here = [&] {
     if (place.rank == 0) {
-      std::erase_if(left, [&](int64_t rank) {
+      left.clear();
+      for (int64_t rank = 1; rank < place.size; ++rank) {
+        // It may have been started anew since it asked.
         const std::string asks = text_at(attempt, key("asks", rank));
-        if (!asks.empty()) attempt->set(key("answer", rank), asks);
-        return !asks.empty();
-      });
+        asks.empty() ? left.push_back(rank) : attempt->set(key("answer", rank), asks);
+      }
       return left.empty();
     }
     const std::string name = text_at(store, "attempt");
@@ -97,8 +104,6 @@ Store part_of_attempt(const Store& store, const Place& place, milliseconds timeo
     return text_at(attempt, key("answer", place.rank)) == own;
   };
   if (place.rank == 0) {
-    left.resize(static_cast<size_t>(place.size - 1));
-    std::iota(left.begin(), left.end(), int64_t{1});
     attempt = c10::make_intrusive<c10d::PrefixStore>(own, store);
     store->set("attempt", own);
   }

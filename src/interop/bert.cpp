@@ -1,6 +1,8 @@
 // BERT (Devlin et al. 2019) and FNet (Lee-Thorp et al. 2022), which is BERT with Fourier transforms
 // for attention and a linear map after the embedding: masked tokens, a label for the whole text,
 // tags of its tokens, or the span of an answer.
+#include <cstring>
+
 #include "core/error.h"
 #include "core/text.h"
 #include "interop/family.h"
@@ -165,6 +167,18 @@ Node fnet_config(const Settings& m) {
   return out;
 }
 
+// Files of TensorFlow's time call the weight and the bias of a norm gamma and beta.
+void name_norms(const Settings&, Weights& weights) {
+  for (const auto& [theirs, ours] : {std::pair("gamma", "weight"), std::pair("beta", "bias")}) {
+    const std::string end = str("LayerNorm.", theirs);
+    for (const std::string& name : weights.unused()) {
+      if (!name.ends_with(end)) continue;
+      weights.put(name.substr(0, name.size() - std::strlen(theirs)) + ours, weights.at(name));
+      weights.drop(name);
+    }
+  }
+}
+
 std::vector<std::string> ignored_by_bert() {
   return {"position_ids",
           "token_type_ids",
@@ -187,6 +201,7 @@ Family bert_family() {
           .ignored = ignored_by_bert(),
           .model = bert,
           .rules = bert_rules,
+          .prepare = name_norms,
           .config = bert_config};
 }
 
@@ -199,6 +214,7 @@ Family fnet_family() {
           .ignored = ignored_by_bert(),
           .model = fnet,
           .rules = fnet_rules,
+          .prepare = name_norms,
           .config = fnet_config};
 }
 

@@ -254,7 +254,10 @@ void write_run(const std::string& out, const ModelConfig& model_config, const Mo
   config.model = model_config;
   make_folders(out);
   if (!tokenizer.empty()) keep_tokenizer(out, tokenizer);
-  CheckpointStore(out).save_weights(model, {});
+  const CheckpointStore store(out);
+  // What an import has left that was interrupted.
+  if (store.steps() == std::vector<int64_t>{0} && store.has_weights_alone(0)) store.drop_after(-1);
+  store.save_weights(model, {});
   write_file(out + "/config.toml", run_config_toml(config));
 }
 

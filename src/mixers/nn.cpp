@@ -281,7 +281,7 @@ std::pair<Tensor, Tensor> Rotary::angles(const Tensor& places, at::ScalarType ty
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {
   const c10::SymInt length = x.sym_size(1);
   if (beyond_table(cos_, seen, length)) {
-    const Tensor places = seen.position_ids(length, x.device());  // [1, T] where all have seen alike
+    const Tensor places = seen.position_ids(length, x.device());  // [1, T] where all are alike
     const auto [cos, sin] = angles(seen.left_padding.defined() ? places : places.squeeze(0),
                                    at::toOpMathType(x.scalar_type()));
     return ops::rotary(x, cos, sin, interleaved_);

@@ -20,13 +20,14 @@ inline bool beyond_table(const at::Tensor& table, const Positions& seen,
                          const c10::SymInt& length) {
   if (seen.longest == 0) return false;
   const c10::SymInt end = seen.longest + length;
-  return end > kMostKeptRows && !(table.defined() && table.sym_size(0) >= end);
+  // Where many positions are computed at a time, a table takes less memory than they do.
+  return end > (length * 64).max(kMostKeptRows) && !(table.defined() && table.sym_size(0) >= end);
 }
 
 // Rows that a call of `length` positions after those `seen` needs, and later calls may.
 inline c10::SymInt rows_needed(const Positions& seen, const c10::SymInt& length) {
   const c10::SymInt end = seen.longest + length;
-  return end.max(std::min(seen.capacity, kMostKeptRows));
+  return seen.capacity == 0 ? end : end.max(std::min(seen.capacity, kMostKeptRows));
 }
 
 // How many rows to make, where `table` (undefined at first) is too short or not of this type and

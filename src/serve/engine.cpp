@@ -309,7 +309,7 @@ class Engine::Loop {
         const int64_t rows = std::min(at_once, count - first);
         const Tensor logits = model_->logits(hidden.narrow(1, first, rows)).squeeze(0).cpu();
         score(p, logits, p.read + first);
-        next = logits.narrow(0, rows - 1, 1);
+        if (first + rows == count) next = logits.narrow(0, rows - 1, 1);
       }
     } else if (last && p.writes()) {
       next = model_->logits(hidden.select(1, -1)).cpu();

@@ -24,14 +24,14 @@ std::string number_of(const Experiment& experiment, size_t unfinished) {
   return str("[", experiment.finished() + unfinished + 1, "/", experiment.planned(), "] ");
 }
 
-// Ends the comparison where a run was refused or could not be written, as one without jobs ends.
+// Ends the comparison where a run was refused or met an Obstacle, as one without jobs ends.
 void check_not_stopped(const Workers::Ended& ended, const PlannedRun& run, Workers& workers) {
-  const bool cannot_write = ended.message.ends_with(kWorkerCannotWrite);
-  if (ended.code != kRefused && !cannot_write) return;
+  const bool obstacle = ended.message.ends_with(kWorkerObstacle);
+  if (ended.code != kRefused && !obstacle) return;
   workers.interrupt();  // the other runs are saved
   while (workers.running() > 0) workers.wait();
   const char* const stops = " as is said above, so the comparison stops; finished runs are kept.";
-  if (cannot_write) fail("the run ", label_of(run), " cannot be written,", stops);
+  if (obstacle) fail("the run ", label_of(run), " could not be trained,", stops);
   usage_error("the run ", label_of(run), " was refused,", stops);
 }
 
@@ -216,6 +216,13 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
     train_side_by_side(experiment, control, outcome);
   } else {
     train_in_turn(experiment, control, outcome);
+  }
+  // The folder is held until the last file is written.
+  if (!outcome.interrupted && control.measure) {
+    control.measure(outcome.comparison);
+    outcome.interrupted = interrupted();
+    if (outcome.interrupted) note_interrupted_comparison(outcome.comparison, control.folder);
+    control.progress(outcome);
   }
   return outcome;
 }

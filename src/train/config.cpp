@@ -213,8 +213,9 @@ void RunConfig::find_data(const std::string& table) const {
   if (!missing) return;
   const std::string key = str(table, ".", missing->key);
   const bool list = std::string(missing->key) == "paths";
-  fail("there is no file or folder '", *missing->path, "', which '", key,
-       "' names; say where the data is with --set '", key, list ? "=[\"PATH\"]'." : "=\"PATH\"'.");
+  throw Obstacle(str("there is no file or folder '", *missing->path, "', which '", key,
+                     "' names; say where the data is with --set '", key,
+                     list ? "=[\"PATH\"]'." : "=\"PATH\"'."));
 }
 
 WorkUnit work_unit(const data::Task& task) {

@@ -1,8 +1,10 @@
 #include "train/experiment.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
+#include <list>
 #include <map>
 #include <set>
 
@@ -600,15 +602,27 @@ void Experiment::adopt(PlannedRun& planned, size_t task) {
   if (adopt_run(planned, control_.folder, *tasks_[task], data_now)) ++outcome_.present;
 }
 
+// Throws FolderInUse where another process trains one of the runs, by a command of --plan.
+void Experiment::remove_runs() const {
+  constexpr std::array kRuns = {"/runs", "/sweep", "/robustness"};
+  std::list<FolderLock> nobody_trains_them;
+  std::error_code none;
+  for (const char* part : kRuns) {
+    for (const auto& entry : fs::recursive_directory_iterator(control_.folder + part, none)) {
+      const std::string run = entry.path().parent_path().string();
+      if (entry.path() == FolderLock::lock_file(run)) nobody_trains_them.emplace_back(run);
+    }
+  }
+  for (const char* part : kRuns) fs::remove_all(control_.folder + part);
+  for (const char* part : {"/plan", "/speeds.json", kStepSeconds}) {
+    fs::remove_all(control_.folder + part);
+  }
+}
+
 void Experiment::open() {
   make_folders(control_.folder);
   if (!lock_) lock_.emplace(control_.folder);
-  if (control_.fresh) {
-    for (const char* part :
-         {"/runs", "/sweep", "/robustness", "/plan", "/speeds.json", kStepSeconds}) {
-      fs::remove_all(control_.folder + part);
-    }
-  }
+  if (control_.fresh) remove_runs();
   if (measured_) keep_step_seconds();
   opened_ = true;
   for (Cell& cell : cells_) {

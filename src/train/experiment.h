@@ -70,6 +70,7 @@ class Experiment {
                   bool sweep, const std::string& path);
   const std::optional<StoredData>& data_of_run(RunConfig& config, size_t task);
   void adopt(PlannedRun& planned, size_t task);
+  void remove_runs() const;
   void choose(Cell& cell);
   size_t planned_trials() const;
   std::string named(size_t model, size_t task) const;

@@ -16,9 +16,16 @@ static volatile std::sig_atomic_t g_requeue = 0;
 
 static std::string_view g_answer;
 
+// Where this process writes into a pipe, the signal may have ended its reader too. What is still
+// said then must not end this process before it has saved.
+static void interrupt() {
+  std::signal(SIGPIPE, SIG_IGN);
+  g_interrupted = 1;
+}
+
 static void on_announcement(int) {
   g_requeue = 1;
-  g_interrupted = 1;
+  interrupt();
 }
 
 // When the last Ctrl-C or SIGTERM that counted came, in milliseconds; 0: none has.
@@ -40,7 +47,7 @@ static void on_interrupt(int signal) {
   const int64_t now = milliseconds_now();
   if (last > 0 && now < last + kOneRequest) return;
   if (!g_last.compare_exchange_strong(last, now)) return;
-  g_interrupted = 1;
+  interrupt();
   if (last == 0) {
     if (::write(STDERR_FILENO, g_answer.data(), g_answer.size()) < 0) return;
   } else {
@@ -50,7 +57,7 @@ static void on_interrupt(int signal) {
 }
 
 // A terminal that closes sends it twice: through its shell, and when the shell has ended.
-static void on_hang_up(int) { g_interrupted = 1; }
+static void on_hang_up(int) { interrupt(); }
 
 void install_interrupt_handler(std::string_view answer) {
   // Of the processes that get a terminal's signal together, the one that the user started answers.

@@ -220,6 +220,10 @@ void Metrics::append(const std::string& line) {
   if (!file) throw CannotWrite(path_ + ": cannot be written (is the disk full?).");
 }
 
+void Metrics::sync() const {
+  if (!path_.empty()) sync_file(path_);
+}
+
 void Metrics::add(const StepPoint& p) {
   remember(p);
   Json json = {{"step", p.step},

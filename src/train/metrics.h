@@ -55,6 +55,8 @@ class Metrics {
   Metrics(std::string path, int64_t step);
   void add(const StepPoint& point);
   void add(const EvalPoint& point);
+  // Has the file's lines on the disk, also where the power fails.
+  void sync() const;
   // All of these include what was before a resume.
   const std::vector<EvalPoint>& evaluations() const { return evaluations_; }
   const std::vector<double>& step_seconds() const { return step_seconds_; }

@@ -216,18 +216,20 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
   try {
     const TrainOutcome outcome = train(
         planned.config, {.folder = run, .resume = true, .label = label, .of_comparison = true});
-    result.warning = outcome.warning;
-    result.tokens_per_second = outcome.tokens_per_second;
-    result.peak_memory = outcome.peak_memory;
+    result = {.problem = "",
+              .warning = outcome.warning,
+              .tokens_per_second = outcome.tokens_per_second,
+              .peak_memory = outcome.peak_memory};
+    // Where nothing was left to train, what is known of its end stays.
+    const std::optional<RunResult> known = read_result(run + "/result.json");
+    if (outcome.peak_memory < 0 && known && known->problem.empty()) result = *known;
     if (outcome.interrupted) {
       take_points(planned, read_metrics(run + "/metrics.jsonl"));
       return false;
     }
   } catch (const UsageError&) {
     throw;
-  } catch (const FolderInUse&) {
-    throw;
-  } catch (const CannotWrite&) {  // a full disk says nothing of the model
+  } catch (const Obstacle&) {
     throw;
   } catch (const std::exception& error) {  // an allocation that failed, say
     result.problem = problem_of(error);

@@ -20,6 +20,7 @@
 #include "distributed/group.h"
 #include "mixers/nn.h"
 #include "model/describe.h"
+#include "ops/kernel/capability.h"
 #include "ops/product/product.h"
 #include "train/checkpoint_writer.h"
 #include "train/cut_model.h"
@@ -240,17 +241,11 @@ class Trainer {
     // Processes that share out the layers compute the rest of the model alike, each by itself.
     // Where two of them rounded differently, their weights would drift apart.
     if (!cut_) return;
-    const auto sets = grid_.layers.gather_text(at::get_cpu_capability());
-    for (const std::string& set : sets) {
-      if (set == sets[0]) continue;
-      usage_error("'train.tensor_parallel' is ", sets.size(), ", and of its processes one has ",
-                  sets[0], " and another one ", set, ", expected the same instruction set.");
-    }
     ops::keep_product_routes(read_routes(grid_.layers.gather_text(routes_text(routes))[0]));
   }
 
   std::shared_ptr<data::Task> make_task() {
-    share_memory(group_.on_this_machine());
+    share_memory(group_.on_this_machine(), group_.in_this_control_group());
     check_shares(options_, group_.size(), grid_.shares());
     config_.model.tensor_parallel = tensor_parallel(grid_.layers);
     config_.model.context_parallel = context_parallel(grid_.context);
@@ -273,8 +268,25 @@ class Trainer {
     auto model = build_model(config_.model);
     model->to(device_);
     hold_in(options_.dtype, *model);
-    if (grid_.layers.size() > 1) cut_ = std::make_unique<CutModel>(*model, grid_.layers);
+    if (grid_.layers.size() > 1) {
+      check_same_instructions();
+      cut_ = std::make_unique<CutModel>(*model, grid_.layers);
+    }
     return model;
+  }
+
+  // Processes that share out the layers compute the rest alike, to the bit.
+  void check_same_instructions() {
+    const bool bfloat16 = ops::capability() == ops::Capability::kAvx512Bf16;
+    const auto all =
+        grid_.layers.gather_text(str(at::get_cpu_capability(), bfloat16 ? " with bfloat16" : "",
+                                     ops::has_amx() ? " and AMX" : ""));
+    for (size_t i = 1; i < all.size(); ++i) {
+      if (all[i] == all[0]) continue;
+      usage_error("'train.tensor_parallel' is ", all.size(),
+                  ", and of its processes the first has ", all[0], " and number ", i + 1, " has ",
+                  all[i], ", expected the same instruction set.");
+    }
   }
 
   // Returns whether the run is finished; false: it was interrupted, and is saved.
@@ -445,6 +457,7 @@ class Trainer {
       for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
     }
     note_best();
+    metrics_.sync();  // the checkpoint goes on from them
     const CheckpointStore store(control_.folder);
     if (optimizer_.parts() > 1) {
       if (first()) store.prepare();
@@ -502,7 +515,7 @@ class Trainer {
   // Every process comes here at the same step: loss and gradients are sums over all of them.
   [[noreturn]] void stop_diverged(const char* what, double value, int64_t step) {
     wait_for_writer();
-    group_.any(false);  // the first process may still have written a checkpoint
+    group_.any(false);  // all look for checkpoints after the first process has written its last
     const CheckpointStore store(control_.folder);
     const auto steps = store.steps();
     // The sign of a NaN means nothing.

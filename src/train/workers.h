@@ -13,9 +13,9 @@ namespace headloom {
 inline constexpr std::string_view kWorkerInterrupted =
     "headloom: interrupted; the same command goes on.\n";
 
-// How its message ends where its folder cannot be written, which says nothing of the model.
-inline constexpr std::string_view kWorkerCannotWrite =
-    " The same command goes on once that can be written.";
+// How its message ends where it has met an Obstacle.
+inline constexpr std::string_view kWorkerObstacle =
+    " The same command goes on once that has changed.";
 
 class Workers {
  public:

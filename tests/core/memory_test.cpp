@@ -79,10 +79,16 @@ TEST(MemoryLimit, KnowsTheProcessesOwn) {
 
 TEST(MemoryLimit, IsSharedByTheProcessesOfOneMachine) {
   const Machine machine(8);
-  share_memory(4);
+  share_memory(4, 1);
   EXPECT_EQ(machine.limit(), "2 an equal part of physical memory for each of 4 processes");
-  share_memory(1);
-  EXPECT_EQ(machine.limit(), "8 physical memory");
+  machine.add("proc/self/cgroup", "0::/job\n");
+  machine.add("sys/fs/cgroup/job/memory.max", str(3 << 20, "\n"));
+  EXPECT_EQ(machine.limit(), "2 an equal part of physical memory for each of 4 processes");
+  share_memory(4, 2);
+  EXPECT_EQ(machine.limit(),
+            "1.5 an equal part of the control group's limit for each of 2 processes");
+  share_memory(1, 1);
+  EXPECT_EQ(machine.limit(), "3 the control group's limit");
 }
 
 TEST(MemoryLimit, IsInfiniteWhereNothingSays) {

@@ -80,6 +80,9 @@ TEST(Launcher, RanksOfSeveralStepsOfSlurmMeet) {
   Variables other = of_step("0", "0");
   other["SLURM_JOB_ID"] = "78";
   EXPECT_NE(place(other)->port, first->port);
+  // Of mpirun's processes, whose program sets RANK itself.
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID"}) other.erase(name);
+  EXPECT_EQ(place(other)->job, "/slurm.77.0");
 }
 
 TEST(Launcher, SlurmMeetsOnTheFirstHostOfTheStep) {

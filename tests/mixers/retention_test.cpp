@@ -53,6 +53,8 @@ TEST(RetentionMixer, PositionsBeyondTheTableAreThoseOfALongerOne) {
   MixerState state = mixer->initial_state({}), other = whole->initial_state({});
   for (MixerState* one : {&state, &other}) one->position.longest = far;
   EXPECT_TRUE(at::equal(mixer->extend(x, state, {}), whole->extend(x, other, {})));
+  state.position.longest = int64_t{1} << 40;  // no memory would hold the table up to here
+  EXPECT_TRUE(at::isfinite(mixer->extend(x, state, {})).all().item<bool>());
 }
 
 // SPEC's formula, written out in double; the rows' positive factors are left to the norm.

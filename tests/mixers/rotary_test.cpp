@@ -28,6 +28,9 @@ TEST(Rotary, PositionsBeyondTheTableAreThoseOfALongerOne) {
     whole.apply(at::zeros({1, far + 3, 1, 8}), {});
     EXPECT_TRUE(at::equal(rotary.apply(x, seen), whole.apply(x, seen)));
   }
+  // No memory would hold the table up to here.
+  const at::Tensor last = Rotary({.type = "rope"}, 8).apply(x, {.longest = int64_t{1} << 40});
+  EXPECT_TRUE(at::allclose(last.norm(2, -1), x.norm(2, -1), 1e-5));
 }
 
 }  // namespace

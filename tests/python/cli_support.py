@@ -113,11 +113,15 @@ def refused(*arguments, cwd, code=2, **options):
 
 
 def wait_for(condition, process=None, seconds=60):
-    """Until this holds, while the process runs."""
+    """Until this holds, while the process runs; one for which it does not is killed."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"nothing for {seconds} seconds"
-        assert process is None or process.poll() is None, "the process has ended"
+        ended = process is not None and process.poll() is not None
+        if ended or time.monotonic() > end:
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise AssertionError("the process has ended" if ended else f"nothing for {seconds} seconds")
         time.sleep(0.005)
 
 

@@ -144,6 +144,20 @@ def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
     assert b"headloom: ending after this step, which is kept;" in said
 
 
+def test_an_interrupt_that_ends_the_reader_too(place, tmp_path):
+    """As in `headloom train ... 2>&1 | tee log`: what is still said must not end the run before it has saved."""
+    command = [BINARY, "train", "long.toml", "--out", tmp_path / "run", "--set", "train.steps=100000", "--set", "train.eval_every=1"]
+    process = subprocess.Popen(
+        [*command, "--set", "train.checkpoint_every=100000"], cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists(), process)
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(60) == 1
+    assert any((tmp_path / "run/checkpoints").glob("step-*/state.json"))
+
+
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "nohup"])
 def test_a_terminal_that_closes_ends_a_run_after_its_step(place, tmp_path, ignored):
     """Unless it was started with nohup, which ignores the signal."""

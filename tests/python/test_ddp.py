@@ -31,7 +31,12 @@ def losses(output):
 
 
 def test_two_processes_learn_what_one_does(tmp_path):
-    two, one = map(said, [started(tmp_path / "two", *LAUNCH), started(tmp_path / "one")])
+    processes = [started(tmp_path / "two", *LAUNCH), started(tmp_path / "one")]
+    try:
+        two, one = map(said, processes)
+    finally:
+        for process in processes:
+            process.kill()
     assert "the 2 replicas are equal" in two
     assert losses(two)[-1] < losses(two)[0] - 1
     torch.testing.assert_close(losses(two), losses(one), atol=1e-3, rtol=0)

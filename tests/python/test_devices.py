@@ -1,7 +1,7 @@
 """Other devices than the CPU, on a machine that has none, or on the real one that HEADLOOM_TEST_DEVICE names ("cuda").
 
-Each part is a process of its own, a fork of one that has imported torch. PyTorch's fake tensors say they are on CUDA; an autograd node on one would end the
-process. The guarded device (tests/testing/device/guarded_device.h) computes in memory that the host cannot read.
+Each part is a process of its own, a fork of one that has imported torch. PyTorch's fake tensors say they are on CUDA; an autograd node on
+one would end the process. The guarded device (tests/testing/device/guarded_device.h) computes in memory that the host cannot read.
 """
 
 import json

@@ -32,6 +32,7 @@ RAGGED = 'type = "recall"\nvocabulary = 32\nsegments = ["16:2:9", "24:2:8"]\neva
 
 MASKED = 'type = "masked_text"\npaths = ["text"]\nlength = 32\neval_tokens = 224\nseparate_documents = false'
 
+
 def layer(mixer, channel='{ type = "swiglu", hidden = 16 }', block='{ type = "sequential" }'):
     return f"[[model.layer]]\nblock = {block}\nmixer = {mixer}\nchannel = {channel}\n"
 
@@ -64,7 +65,8 @@ KINDS["mixers"] = (
     TASK,
     [1, 2],
 )
-KINDS["both ways"] = (hybrid(layer('{ type = "linformer", heads = 2 }'), layer('{ type = "fnet" }'), extra='kind = "encoder"'), MASKED, [1, 2])
+ENCODER = hybrid(layer('{ type = "linformer", heads = 2 }'), layer('{ type = "fnet" }'), extra='kind = "encoder"')
+KINDS["both ways"] = (ENCODER, MASKED, [1, 2])
 KINDS["retention"] = (model('{ type = "retention", heads = 2 }'), TASK, [1, 2])
 KINDS["float64"] = (model('{ type = "retention", heads = 2 }'), TASK, [1, 2])
 

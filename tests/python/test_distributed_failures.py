@@ -1,5 +1,6 @@
 """Several processes train one model, and something goes wrong: one sentence from one of them, and nothing is lost."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -51,42 +52,47 @@ def sentences(text):
 def accidents(place):
     """Trainings that something happens to after their first checkpoint, side by side because most of the time they wait.
 
-    Of each the numbers of its processes, its exit code, what it said and how long it went on after the accident.
+    Of each the numbers of its processes, its exit code, what it said and how long it went on after the accident. Those of torchrun, which
+    takes long to start, come first.
     """
-    ours, processes = [str(BINARY)], "--processes 2"
+    ours, processes, torchrun = [str(BINARY)], "--processes 2", "--resume --timeout 60"
+    agent = torchrun_command(1, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--max-restarts", "3")
+    agent[agent.index("--master-port") : agent.index("--master-port") + 2] = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     signals = {
+        "agents": (agent, torchrun, 0, signal.SIGKILL),
+        "restarted": (torchrun_command(2, "--max-restarts", "2"), torchrun, 1, signal.SIGKILL),
         "killed-0": (ours, processes, 0, signal.SIGKILL),
         "killed-1": (ours, processes, 1, signal.SIGKILL),
         "hangs": (ours, f"{processes} --timeout 2", 1, signal.SIGSTOP),
         "interrupted": (ours, processes, None, signal.SIGINT),
-        "restarted": (torchrun_command(2, "--max-restarts", "2"), "--resume", 1, signal.SIGKILL),
     }
-    # Of torchrun, one of two agents.
-    options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    agent = [sys.executable, "-m", "torch.distributed.run", *options, "--rdzv-id", "job", "--max-restarts", "3", "--no-python", str(BINARY)]
-    signals["agents"] = agent, "--resume --timeout 60", 0, signal.SIGKILL
-    other_agent = subprocess.Popen(
-        [*agent, "train", "x.toml", "--out", "agents", "--resume", "--timeout", "60"], cwd=place, env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
     train_together(place, "x.toml", "whole", 2)
     running, found = {}, {}
-    for name, (command, options, rank, number) in signals.items():
-        process, ranks = started(place, name, *options.split(), command=command)
-        os.kill(process.pid if rank is None else ranks[rank], number)
-        running[name] = process, ranks, time.time()
-    while running:
-        for name, (process, ranks, began) in list(running.items()):
-            if process.poll() is None:
-                continue
-            del running[name]
-            text = process.stderr.read()
-            seconds, said = time.time() - began, sentences(text)
-            found[f"first steps of {name}"] = [int(step) for step in re.findall(r" parameters, step (\d+) of ", text)]
-            assert not any(pathlib.Path(f"/proc/{rank}").exists() for rank in ranks)
-            found[name] = ranks, process.returncode, said, seconds
-        time.sleep(0.05)
-    assert other_agent.wait(timeout=60) == 0
+    with contextlib.ExitStack() as left:
+        # The first of two agents; the second is one of those above.
+        first = [*agent, "train", "x.toml", "--out", "agents", *torchrun.split()]
+        said_first = left.enter_context(open(place / "first-agent", "w+"))
+        other = subprocess.Popen(first, cwd=place, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=said_first)
+        left.callback(other.kill)
+        for name, (command, options, rank, number) in signals.items():
+            process, ranks = started(place, name, *options.split(), command=command)
+            left.callback(process.kill)
+            os.kill(process.pid if rank is None else ranks[rank], number)
+            running[name] = process, ranks, time.time()
+        while running:
+            for name, (process, ranks, began) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[name]
+                text = process.stderr.read()
+                seconds, said = time.time() - began, sentences(text)
+                if name == "agents":
+                    other.wait(timeout=60)
+                    text += (place / "first-agent").read_text()
+                found[f"first steps of {name}"] = [int(step) for step in re.findall(r" parameters, step (\d+) of ", text)]
+                assert not any(pathlib.Path(f"/proc/{rank}").exists() for rank in ranks)
+                found[name] = ranks, process.returncode, said, seconds
+            time.sleep(0.05)
     return found
 
 
@@ -276,6 +282,7 @@ def test_processes_that_share_out_the_layers_take_the_same_products(tmp_path):
     ]
     assert finish(two)[0] == [0, 0]
     state = json.loads((tmp_path / "together/checkpoints/step-20/state.json").read_text())
+    assert (tmp_path / "1/headloom" / known.name).read_text() == "\n".join([machine, *(f"aten {line.split(' ', 1)[1]}" for line in routes), ""])
     assert state["product_routes_of_ranks"] == [state["product_routes"]] and set(state["product_routes"].values()) == {"blocked"}
 
 
@@ -283,6 +290,8 @@ def test_agents_of_torchrun_count_their_restarts_each_for_itself(place, accident
     """Of two agents, as on two machines, the one whose rank was killed counts a restart and the other does not."""
     _, code, said, _ = accidents["agents"]
     assert code == 0 and not any("has not come" in sentence for sentence in said), said
+    steps = accidents["first steps of agents"]
+    assert len(steps) == 2 and min(steps) == 0 and max(steps) >= 40, steps
     assert weights(place / "agents", 240) == weights(place / "whole", 240)
 
 

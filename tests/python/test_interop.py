@@ -2,15 +2,17 @@
 
 import json
 import random
+import re
 import tomllib
 
 import pytest
 import torch
 from cli_support import run as command
+from cli_support import weights
 from headloom import load
 from headloom import model as new_model
 from interop_support import COMMON, LLAMA, MARK, compare_with, headloom, llama, logits_of, refused, saved, shaken, transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytestmark = MARK
 
@@ -333,6 +335,19 @@ def test_encoders_of_masked_text(make, tmp_path, text):
     headloom("export", tmp_path / "run", "--out", tmp_path / "back")
     back = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "back").eval()
     torch.testing.assert_close(logits(back), theirs, atol=1e-5, rtol=0)
+
+
+def test_norms_by_their_older_names(tmp_path, text):
+    """bert-base-uncased has them."""
+    saved(lambda: bert("MaskedLM"), tmp_path / "theirs")
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    file = tmp_path / "theirs/model.safetensors"
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {re.sub(r"LayerNorm\.\w+$", lambda found: older[found[0]], name): t for name, t in load_file(file).items()}
+    assert sum(name.endswith(".gamma") for name in renamed) == 6
+    save_file(renamed, file)
+    headloom("import", tmp_path / "theirs", "--out", tmp_path / "again")
+    assert weights(tmp_path / "again", 0) == weights(tmp_path / "run", 0)
 
 
 @pytest.mark.parametrize("make", [bert, fnet])

@@ -136,6 +136,10 @@ def test_writing(adapter_class, model):
     assert adapter.generate_until([Request("abc", stopped)]) == [written[: written.index(written[3])]]
     long = adapter.generate_until([Request("x" * 100 + "abc", options)])
     assert long == [model.generate("x" * 15 + "abc", 6, temperature=0)[18:]]
+    # What may be written is longer than the model: half of it is left to the context.
+    longer = {"until": ["\n\n\n"], "max_gen_toks": 30}
+    (read,) = adapter.generate_until([Request("x" * 100 + "abcabc", longer)])
+    assert read == model.generate("x" * 6 + "abcabc", 30, temperature=0)[12:]
 
 
 def test_a_task(adapter, tmp_path):

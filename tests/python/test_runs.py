@@ -1,5 +1,6 @@
 """Runs on disk: training longer, fine-tuning, moving, several processes, comparisons that grow, a user's own text."""
 
+import fcntl
 import json
 import os
 import re
@@ -300,6 +301,23 @@ def test_two_processes_do_not_share_a_comparison(tmp_path):
         first.kill()
         first.wait()
     (tmp_path / "c.toml").write_text(COMPARE)
+    headloom("compare", "c.toml", cwd=tmp_path)
+
+
+def test_a_run_of_a_comparison_that_another_process_trains(tmp_path):
+    """It has not failed, and is not removed."""
+    (tmp_path / "c.toml").write_text(COMPARE)
+    headloom("compare", "c.toml", "--set", "seeds=[1]", cwd=tmp_path)
+    run = tmp_path / "runs/c/runs/copy/mha/seed-2"
+    run.mkdir()
+    before = files(tmp_path / "runs/c")
+    with open(run / ".headloom.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert f"{run.relative_to(tmp_path)} is in use by" in refused("compare", "c.toml", "--fresh", cwd=tmp_path, code=1)
+        lock.flush()
+        assert {**files(tmp_path / "runs/c"), **before} == files(tmp_path / "runs/c")
+        said = headloom("compare", "c.toml", "--jobs", 2, cwd=tmp_path, code=1).stderr
+        assert " is in use by another process" in said and "copy mha seed 2 could not be trained, as is said above" in said
     headloom("compare", "c.toml", cwd=tmp_path)
 
 

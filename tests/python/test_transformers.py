@@ -158,7 +158,8 @@ def test_windows_are_told_from_other_patterns():
     def skips(pattern, length, keys=None, **options):
         keys = keys or length
         offsets = dict(q_offset=keys - length)
-        return headloom.transformers.attention_mask(1, length, keys, **offsets, mask_function=pattern, **options) is None
+        mask = headloom.transformers.attention_mask(1, length, keys, **offsets, mask_function=pattern, **options)
+        return mask is None or getattr(mask, "_headloom_window", None) == options.get("local_size", 0)
 
     assert skips(sliding_window_causal_mask_function(4), 9, local_size=4)
     assert skips(sliding_window_causal_mask_function(4), 3, 9, local_size=4)
@@ -166,6 +167,20 @@ def test_windows_are_told_from_other_patterns():
     assert not skips(sliding_window_causal_mask_function(4), 9, local_size=5)
     assert not skips(chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)), 9, local_size=4)
     assert not skips(lambda b, h, q, k: k >= 0, 9)
+
+
+def test_a_model_that_does_not_tell_of_its_window():
+    """Nor whether it is causal: then its masks say both, or it is refused."""
+    common = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    config = transformers.PhimoeConfig(**common, num_key_value_heads=2, num_local_experts=2, sliding_window=5)
+    model, x = transformers.PhimoeForCausalLM(config).eval(), tokens()
+    results = []
+    for name in ("sdpa", "headloom"):
+        model.set_attn_implementation(name)
+        results.append(model(x).logits)
+    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="needs to know whether Linear is causal, but it has no is_causal"):
+        headloom.transformers.attention(torch.nn.Linear(1, 1), *[torch.randn(1, 2, 3, 4)] * 3, None)
 
 
 def test_refusals():
@@ -177,6 +192,8 @@ def test_refusals():
         ours(x, attention_mask=torch.zeros(2, 1, 12, 12))
     with pytest.raises(ValueError, match="softcap"):
         headloom.transformers.attention(ours, *[torch.randn(1, 2, 3, 4)] * 3, None, softcap=30.0)
-    for name, value in [("s_aux", torch.zeros(2)), ("position_bias", torch.zeros(1, 2, 3, 3))]:
+    indices = torch.zeros(1, 3, 1, dtype=torch.int64)
+    refused = {"s_aux": torch.zeros(2), "sinks": torch.zeros(2), "position_bias": torch.zeros(1, 2, 3, 3), "indices": indices}
+    for name, value in refused.items():
         with pytest.raises(ValueError, match=f"has no {name}; expected a model that does not use it"):
             headloom.transformers.attention(ours, *[torch.randn(1, 2, 3, 4)] * 3, None, **{name: value})

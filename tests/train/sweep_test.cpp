@@ -410,8 +410,8 @@ TEST(SweepInAComparison, PlannedRunsMayBeTrainedInAnyOrder) {
       "no such run"));
 }
 
-// Nothing of its folder is there yet.
-TEST(SweepInAComparison, ARunThatFailsBeforeItBeginsSaysWhy) {
+// Data that are not there say nothing of the model.
+TEST(SweepInAComparison, ARunWithoutItsDataHasNotFailed) {
   const TempFolder folder;
   const std::string text = folder.path("a.txt"), away = folder.path("b.txt");
   std::ofstream(text) << std::string(2000, 'x');
@@ -426,13 +426,12 @@ TEST(SweepInAComparison, ARunThatFailsBeforeItBeginsSaysWhy) {
   ::testing::internal::CaptureStderr();
   const std::vector<std::string> plan = plan_comparison(config, control);
   fs::rename(text, away);
-  const report::Run failed = train_planned(control.folder, plan[0]);
+  const std::string message = message_of<Obstacle>([&] { train_planned(control.folder, plan[0]); });
   fs::rename(away, text);
   const std::vector<std::string> again = plan_comparison(config, control);
   const report::Run trained = train_planned(control.folder, plan[0]);
   ::testing::internal::GetCapturedStderr();
-  EXPECT_EQ(failed.state, report::RunState::kFailed);
-  EXPECT_TRUE(contains(failed.problem, "there is no file or folder '" + text + "'"));
+  EXPECT_TRUE(contains(message, "there is no file or folder '" + text + "'"));
   EXPECT_EQ(again, plan) << "it is trained again";
   EXPECT_EQ(trained.state, report::RunState::kFinished) << trained.problem;
 }
@@ -565,10 +564,10 @@ TEST(SweepInAComparison, ARunThatCannotBeWrittenStopsItAndHasNotFailed) {
             ++started;
             return std::vector<std::string>{
                 "/bin/sh", "-c",
-                str("echo 'headloom: x: cannot be written.", kWorkerCannotWrite, "' >&2; exit 1")};
+                str("echo 'headloom: x: cannot be written.", kWorkerObstacle, "' >&2; exit 1")};
           }};
   const std::string message = message_of([&] { compare(config, control); });
-  EXPECT_TRUE(contains(message, "cannot be written, as is said above, so the comparison stops"))
+  EXPECT_TRUE(contains(message, "could not be trained, as is said above, so the comparison stops"))
       << message;
   EXPECT_EQ(started, 2);
   EXPECT_TRUE(last.runs.empty());

@@ -59,9 +59,9 @@ double seconds_of_timing_products();
 // From now on these classes take these routes, where the route exists here: a resumed run continues
 // with those that it began with.
 void use_product_routes(const std::map<std::string, std::string>& routes);
-// From now on this process takes these routes alone and Headloom's own for all other classes. It
-// times nothing any more, nor does it read what others have timed. For processes that compute the
-// same and need the same bits.
+// From now on this process takes these routes, where the route exists here, and Headloom's own for
+// all other classes. It times nothing any more, nor does it read what others have timed. (The route
+// of HEADLOOM_PRODUCTS stays.) For processes that compute the same and need the same bits.
 void keep_product_routes(const std::map<std::string, std::string>& routes);
 
 // Runs one route whatever has been chosen: for tests and benchmarks. Throws c10::ValueError for a

@@ -249,7 +249,7 @@ class Choices {
     return *chosen;
   }
 
-  // Null for a class that nobody has measured.
+  // Null for a class that is still to be measured.
   const Route* known(const Tensor& out, const Tensor& a, bool b_by_columns) {
     if (const Route* const given = unmeasured(out, a)) return given;
     const std::lock_guard lock(mutex_);
