@@ -6,8 +6,9 @@ Importing this module registers it::
     model = AutoModelForCausalLM.from_pretrained("my-model", attn_implementation="headloom")
 
 Causal attention of any head count (grouped queries are read in place), sliding windows, padding, packed sequences, and static as well as
-dynamic caches; also attention without a causal mask. Padded rows and other patterns go through a boolean mask, all else without one. What
-plain attention lacks here (dropout, soft caps, sinks, position biases, the weights as output) is refused with a ``ValueError``.
+dynamic caches; also attention without a causal mask. Padded rows and other patterns go through a boolean mask, all else without one.
+(``transformers`` makes the mask of a window all the same, of T x S bytes.) What plain attention lacks here (dropout, soft caps, sinks,
+position biases, choices of keys, the weights as output) is refused with a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -55,15 +56,16 @@ def attention(
             f"attn_implementation='headloom' reads boolean masks, but this one is {attention_mask.dtype}; give the "
             "model a mask [B, S] of ones and zeros."
         )
-    if sliding_window is not None and getattr(attention_mask, _WINDOW, None) == sliding_window:
-        attention_mask = None
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if causal is None:
         if attention_mask is None and query.size(2) > 1:
             raise ValueError(
-                f"attn_implementation='headloom' needs to know whether {type(module).__name__} is causal, but it has no is_causal."
+                f"attn_implementation='headloom' needs to know whether {type(module).__name__} is causal, but it has no is_causal; "
+                "expected True or False there."
             )
         causal = True
+    if causal and sliding_window is not None and getattr(attention_mask, _WINDOW, None) == sliding_window:
+        attention_mask = None
     out = composed_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),

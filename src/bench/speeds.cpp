@@ -92,7 +92,7 @@ double step_seconds(const RunConfig& config, const data::Task& task) {
          static_cast<double>(config.train.accumulate);
 }
 
-void measure_speeds(const std::string& folder, int64_t rounds,
+bool measure_speeds(const std::string& folder, int64_t rounds,
                     const report::Comparison& comparison) {
   KeptSpeeds kept(folder);
   for (const report::TaskInfo& info : comparison.tasks) {
@@ -106,12 +106,13 @@ void measure_speeds(const std::string& folder, int64_t rounds,
     for (const TimedModel& m : models) speeds.push_back({.model = m.model, .task = info.name});
     for (int64_t round = 0; round < rounds; ++round) {
       for (size_t i = 0; i < models.size(); ++i) {
-        if (interrupted()) return;
+        if (interrupted()) return false;
         measure(models[i].config, *task, speeds[i]);
       }
     }
     kept.keep(info.name, rounds, models, speeds);
   }
+  return true;
 }
 
 }  // namespace headloom::bench

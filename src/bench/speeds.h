@@ -20,9 +20,9 @@ double step_seconds(const RunConfig& config, const data::Task& task);
 // run, or the part of it that train.accumulate leaves. Its time is the mean over the lengths of
 // training sequences, and its memory that of the length that takes most. Decoding continues one
 // text from half of the task's length. What is kept of the same configurations is not measured
-// again. Ends early where the process is interrupted, and measures nothing of runs on another
+// again. Returns false where the process is interrupted, and measures nothing of runs on another
 // device than the CPU.
-void measure_speeds(const std::string& folder, int64_t rounds,
+bool measure_speeds(const std::string& folder, int64_t rounds,
                     const report::Comparison& comparison);
 
 }  // namespace headloom::bench

@@ -151,7 +151,7 @@ int run_compare(CompareArguments& a) {
   };
   if (config.speed.rounds > 0) {
     control.measure = [&](const report::Comparison& finished) {
-      bench::measure_speeds(a.out, config.speed.rounds, finished);
+      return bench::measure_speeds(a.out, config.speed.rounds, finished);
     };
   }
   if (a.plan) {

@@ -13,7 +13,7 @@
 #include <ctime>
 #include <sstream>
 
-#include "core/error.h"
+#include "core/files.h"
 
 namespace headloom {
 namespace {
@@ -113,7 +113,7 @@ FolderLock::FolderLock(const std::string& folder) : path_(lock_file(folder)) {
   bool has_locks = true;
   while (true) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (fd_ < 0) fail(path_, ": cannot be written: ", std::strerror(errno), ".");
+    if (fd_ < 0) throw CannotWrite(str(path_, ": cannot be written: ", std::strerror(errno), "."));
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EWOULDBLOCK) {
         Holder holder = read_holder(fd_);
@@ -144,7 +144,7 @@ FolderLock::FolderLock(const std::string& folder) : path_(lock_file(folder)) {
     const std::string why = std::strerror(errno);
     ::unlink(path_.c_str());
     ::close(fd_);
-    fail(path_, ": cannot be written: ", why, ".");
+    throw CannotWrite(str(path_, ": cannot be written: ", why, "."));
   }
 }
 

@@ -19,7 +19,7 @@ class FolderInUse : public Obstacle {
 class FolderLock {
  public:
   // `folder` must be there. Throws FolderInUse "FOLDER is in use by process N on host H since TIME"
-  // where another holds it.
+  // where another holds it, and CannotWrite where the lock's file cannot be written.
   explicit FolderLock(const std::string& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;

@@ -11,8 +11,8 @@
 
 namespace headloom {
 
-// So many rows at most are kept for texts that go on: one that is written for ever, by a model
-// whose state does not grow, shall not take ever more memory. A single call may be longer.
+// Beyond so many rows a table is only made longer for calls of many positions: a text that is
+// written for ever, by a model whose state does not grow, shall not take ever more memory.
 inline constexpr int64_t kMostKeptRows = int64_t{1} << 16;
 
 // Whether the rows of a call of `length` positions after those `seen` are made for it alone.

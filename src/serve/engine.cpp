@@ -10,6 +10,7 @@
 #include <list>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "core/text.h"
 #include "model/decoder.h"
@@ -200,12 +201,13 @@ class Engine::Loop {
         read_prompts();
         step();
       } catch (const std::exception& error) {
-        // The state may have seen the last tokens in some layers only.
-        for (const Row& row : rows_) {
+        // The state may have seen the last tokens in some layers only. Its memory is free before
+        // the clients, which may ask again at once, are told.
+        const std::vector<Row> rows = std::exchange(rows_, {});
+        state_ = {};
+        for (const Row& row : rows) {
           if (!row.done) fail(*row.answer, error);
         }
-        rows_.clear();
-        state_ = {};
       }
     }
     const char* end = "the server ends.";
@@ -258,8 +260,9 @@ class Engine::Loop {
       try {
         budget -= read_piece(budget, joining);
       } catch (const std::exception& error) {
-        fail(*prompt_->answer, error);
-        prompt_.reset();
+        const std::shared_ptr<Answer> answer = prompt_->answer;
+        prompt_.reset();  // its memory is free before its client, which may ask again, is told
+        fail(*answer, error);
       }
     }
     if (joining.empty()) return;
@@ -271,6 +274,7 @@ class Engine::Loop {
       state_.add(joining);
     } catch (const std::exception& error) {
       // There is no memory for these; the texts that are being written go on.
+      joining.clear();
       for (size_t i = before; i < rows_.size(); ++i) fail(*rows_[i].answer, error);
       rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(before), rows_.end());
       if (rows_.empty()) state_ = {};

@@ -219,8 +219,7 @@ CompareOutcome compare(const CompareConfig& config, const CompareControl& contro
   }
   // The folder is held until the last file is written.
   if (!outcome.interrupted && control.measure) {
-    control.measure(outcome.comparison);
-    outcome.interrupted = interrupted();
+    outcome.interrupted = !control.measure(outcome.comparison);
     if (outcome.interrupted) note_interrupted_comparison(outcome.comparison, control.folder);
     control.progress(outcome);
   }

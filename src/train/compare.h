@@ -106,7 +106,8 @@ struct CompareControl {
   // The command that calls train_planned() for a run, given its name; for more than one job.
   std::function<std::vector<std::string>(const std::string& run)> command = {};
   // Measures, apart from training, what is reported of the models; called once all runs are done.
-  std::function<void(const report::Comparison&)> measure = {};
+  // Returns whether it was not interrupted.
+  std::function<bool(const report::Comparison&)> measure = {};
   // Seconds of one training step, measured; for a budget of seconds.
   std::function<double(const RunConfig&, const data::Task&)> step_seconds = {};
 };
