@@ -17,8 +17,8 @@ using Variable = std::function<std::string(const std::string&)>;
 struct LauncherVariables {
   const char* launcher;
   const char *rank, *size, *local_size;
-  // What tells jobs on one machine apart, equal in all processes of one. Another launcher's may
-  // differ between them: ranks that are started by a step of Slurm each have as many steps.
+  // What tells jobs on one machine apart. It is equal in all processes of a job. The variables of
+  // another launcher need not be: where each rank is a step of Slurm, each has its own step number.
   std::array<const char*, 3> job;
 };
 // torchrun's go first: programs set them beside those of MPI, which they were started by.

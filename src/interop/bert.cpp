@@ -167,7 +167,7 @@ Node fnet_config(const Settings& m) {
   return out;
 }
 
-// Files of TensorFlow's time call the weight and the bias of a norm gamma and beta.
+// Older checkpoints, such as bert-base-uncased, call the weight of a norm gamma and its bias beta.
 void name_norms(const Settings&, Weights& weights) {
   for (const auto& [theirs, ours] : {std::pair("gamma", "weight"), std::pair("beta", "bias")}) {
     const std::string end = str("LayerNorm.", theirs);

@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from cli_support import BINARY, ENVIRONMENT, TEXT, files, headloom, refused, weights
+from cli_support import BINARY, ENVIRONMENT, TEXT, files, headloom, refused, wait_for, weights
 from distributed_support import finish, free_port, has_gloo, model, ranks_of, start_rank, torchrun_command, train_together
 from torch.distributed import PrefixStore, TCPStore
 
@@ -107,11 +107,8 @@ def started(place, out, *arguments, command):
         [*command, "train", "x.toml", "--out", out, *map(str, arguments)],
         cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.time() + 60
-    while not saved(place / out) and process.poll() is None and time.time() < deadline:
-        time.sleep(0.005)
+    wait_for(lambda: saved(place / out), process)
     assert process.poll() is None, process.communicate()
-    assert saved(place / out), "no checkpoint within 60 seconds"
     return process, ranks_of(process.pid)
 
 
