@@ -18,7 +18,11 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+try:
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+except ImportError as error:
+    sys.exit(f"transformers does not load ({error}); install it with: pip install transformers")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import headloom  # noqa: E402

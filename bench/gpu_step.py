@@ -18,11 +18,13 @@ import statistics
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 
-import headloom
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+import headloom  # noqa: E402
 
 NAMES = ("transformer++", "dcformer++")
 WARM_UP, TURN = 2, 3  # steps

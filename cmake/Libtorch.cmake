@@ -26,6 +26,8 @@ if(NOT EXISTS "${HEADLOOM_TORCH_DIR}/lib/libtorch_cpu.so")
 endif()
 set(HEADLOOM_TORCH_DIR "${HEADLOOM_TORCH_DIR}" CACHE PATH "torch folder of an installed PyTorch")
 
+# PyTorch may be replaced in its place, by one with CUDA for example.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${HEADLOOM_TORCH_DIR}/version.py")
 file(STRINGS "${HEADLOOM_TORCH_DIR}/version.py" _version REGEX "^__version__")
 string(REGEX MATCH "[0-9]+\\.[0-9]+(\\.[0-9]+)?" HEADLOOM_TORCH_VERSION "${_version}")
 if(HEADLOOM_TORCH_VERSION VERSION_LESS 2.11)

@@ -11,7 +11,9 @@ list(FILTER ops_sources EXCLUDE REGEX "/kernel_cpu[^/]*\\.cpp$")
 
 # Which products are fast depends on the processor, whose name is the one thing taken from core.
 add_library(headloom_ops SHARED ${ops_sources} ${PROJECT_SOURCE_DIR}/src/core/platform.cpp)
-target_include_directories(headloom_ops PUBLIC ${PROJECT_SOURCE_DIR}/src)
+# For projects that link it, too.
+target_include_directories(headloom_ops PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
+target_compile_features(headloom_ops PUBLIC cxx_std_20)
 target_link_libraries(headloom_ops PUBLIC headloom_torch)
 # Compiled once for everything that knows torch. A definition of the library's own would not fit the others.
 target_precompile_headers(headloom_ops PRIVATE <ATen/ATen.h> <torch/library.h> <torch/nn/module.h>)
@@ -35,7 +37,11 @@ endfunction()
 # The portable kernels use vectors of 16 bytes, which are NEON on aarch64. Where the processor can multiply
 # and add in one rounding, the compiler would do so in one copy of an expression and not in the next, and
 # results would depend on which of them runs: fma() in vec.h says where it is done.
-headloom_kernel_set(default -DCPU_CAPABILITY=DEFAULT -ffp-contract=off)
+set(default -DCPU_CAPABILITY=DEFAULT -ffp-contract=off)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND default -O1)  # taken by processors of before AVX2 alone: it shall be right, and soon compiled
+endif()
+headloom_kernel_set(default ${default})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(avx2 -mavx2 -mfma -mf16c)
   set(avx512 -mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma -mf16c)

@@ -8,6 +8,8 @@ the first four positions, so it has a row only where it keeps more.
 """
 
 import json
+import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,8 +19,13 @@ SHARES = (2, 4, 8, 16)
 POLICIES = ("tova", "window", "sinks")
 
 
+# The program that is installed, or that of the folder that this file lies in.
+BUILT = pathlib.Path(__file__).resolve().parents[1] / "build/bin/headloom"
+PROGRAM = shutil.which("headloom") or str(BUILT)
+
+
 def loss(run, policy):
-    command = ["headloom", "eval", run, "--cache", policy, "--piece", "1", "--sequences", str(SEQUENCES), "--json"]
+    command = [PROGRAM, "eval", run, "--cache", policy, "--piece", "1", "--sequences", str(SEQUENCES), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:  # it has said why
         sys.exit(done.returncode)
@@ -31,6 +38,8 @@ def shown(values):
 
 
 def main(runs):
+    if not pathlib.Path(PROGRAM).exists():
+        sys.exit(f"The program headloom is neither in the PATH nor at {BUILT}: run ./run --build.")
     whole, contexts = zip(*(loss(run, "full") for run in runs))
     if len(set(contexts)) > 1:
         sys.exit(f"The runs read sequences of different lengths: {', '.join(map(str, sorted(set(contexts))))}.")

@@ -149,7 +149,7 @@ set_up_python() {
     if [[ $(cat .venv/headloom 2>/dev/null) != unfinished ]]; then
       torch_dir=$(torch_folder "$python" all) || true
       [[ -z $torch_dir ]] || return 0
-      [[ -e .venv/headloom || ! -x $python ]] || {
+      [[ -e .venv/headloom || -z $(ls -A .venv) ]] || {
         echo "the folder .venv was not made by this script and has no PyTorch of $torch_minimum or newer" \
           "with ${python_requirements[*]}: install them there, or remove it." >&2
         return 1
@@ -185,7 +185,9 @@ set_up() {
 }
 
 configure() {
-  local key="$root $python $torch_dir" stamp=build/configured
+  # PyTorch may be replaced in its place by one that CMake finds other things in.
+  local key stamp=build/configured
+  key="$root $python $torch_dir $(cksum <"$torch_dir/version.py")"
   [[ $(cat $stamp 2>/dev/null) == "$key" && -e build/build.ninja ]] && return 0
   rm -f $stamp
   step "configure (cmake)" quiet cmake --fresh -S . -B build -G Ninja -DPython3_EXECUTABLE="$python" \
@@ -193,12 +195,34 @@ configure() {
   echo "$key" >$stamp
 }
 
-# One compiler takes up to 2 GB.
+# The processors that this may use, in a container with a share of them too.
+cores() {
+  local count quota= period=
+  count=$(nproc)
+  if [[ -r /sys/fs/cgroup/cpu.max ]]; then
+    read -r quota period </sys/fs/cgroup/cpu.max || true
+  elif [[ -r /sys/fs/cgroup/cpu/cpu.cfs_quota_us ]]; then # the older control groups
+    quota=$(cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us) period=$(cat /sys/fs/cgroup/cpu/cpu.cfs_period_us)
+  fi
+  if [[ $quota =~ ^[0-9]+$ && $period =~ ^[1-9][0-9]*$ ]]; then
+    quota=$(((quota + period - 1) / period))
+    ((quota >= count)) || count=$quota
+  fi
+  echo $((count < 1 ? 1 : count))
+}
+
+# One compiler takes up to 2 GB, of what is free here and of what a container may have.
 jobs() {
-  local cores memory
-  cores=$(nproc)
+  local count memory limit file
+  count=$(cores)
   memory=$(awk '/MemAvailable/ { print int($2 / 2000000) }' /proc/meminfo)
-  echo $((memory < 1 ? 1 : memory < cores ? memory : cores))
+  for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+    limit=$(cat $file 2>/dev/null) || continue
+    [[ $limit =~ ^[0-9]{1,17}$ ]] || continue # no limit is a word, or a number without meaning
+    limit=$((limit / 2000000000))
+    ((limit >= memory)) || memory=$limit
+  done
+  echo $((memory < 1 ? 1 : memory < count ? memory : count))
 }
 
 # build TARGET...

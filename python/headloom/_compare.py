@@ -70,7 +70,7 @@ def compare(
     """Compares several models as ``headloom compare`` does, and goes on with the comparison that is in the folder.
 
     Args:
-        config: the TOML file with ``[[models]]`` and ``[[tasks]]``.
+        config: the TOML file with ``[[models]]`` and ``[[tasks]]``, or the folder of a comparison to go on with.
         folder: of the comparison; ``runs/NAME`` by default, as for the command. Finished runs in it are kept.
         executor: trains the runs, each in a call of its own: ``concurrent.futures.ProcessPoolExecutor``, Dask's
             ``client.get_executor()`` or any other, whose workers see the folder and the data under the same paths. A run
@@ -91,7 +91,9 @@ def compare(
     """
     if not os.path.exists(config):
         raise FileNotFoundError(f"{os.fspath(config)}: there is no such file.")
-    where = os.path.abspath(folder if folder is not None else Path("runs") / Path(config).stem)
+    # A comparison's folder stands for its configuration, as for the command.
+    usual = config if os.path.isdir(config) else Path("runs") / Path(config).stem
+    where = os.path.abspath(folder if folder is not None else usual)
     arguments = ["compare", os.fspath(config), "--out", where]
     if executor is not None:
         attempts: Dict[str, int] = {}

@@ -2,13 +2,13 @@
 
 Legend: B batch, T or L length, S keys, C channels, H heads, D the size of a head's query and key, E of its value.
 
-All have autograd and fake kernels, so ``torch.compile``, autocast and ``gradcheck`` work on them (but not through the exponents in the
-states of ``wkv`` and ``aft``, which are constants to gradients). ``backend`` is None for the fastest
-implementation that can run the case, ``"fused"`` (CPU kernels for float32 and bfloat16) or ``"reference"`` (plain ATen, any
-floating type, gradients of any order) to force one. All raise ``ValueError`` or ``TypeError`` naming the argument that does not fit,
-and ``NotImplementedError`` where the forced backend cannot run. The reference of attention in which nothing is composed is
-``scaled_dot_product_attention``, which on a CPU has a second derivative and forward derivatives only under
-``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+All have autograd and fake kernels, so ``torch.compile``, autocast and ``gradcheck`` work on them (but not through the exponents
+in the states of ``wkv`` and ``aft``, which are constants to gradients). ``backend`` is None for the fastest implementation that
+can run the case, ``"fused"`` (kernels for CPUs in float32 and bfloat16, and of some operators for NVIDIA GPUs, in float16 too) or
+``"reference"`` (plain ATen, any floating type, gradients of any order) to force one. All raise ``ValueError`` or ``TypeError``
+naming the argument that does not fit, and ``NotImplementedError`` where the forced backend cannot run. The reference of attention
+in which nothing is composed is ``scaled_dot_product_attention``, which on a CPU has a second derivative and forward derivatives
+only under ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
 """
 
 from __future__ import annotations

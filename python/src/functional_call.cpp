@@ -190,10 +190,10 @@ FunctionalModule make_functional_module(Builder build, const std::string& spec) 
 FunctionalModule Pool::take(const std::string& spec) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto& idle = idle_[spec];
-    if (!idle.empty()) {
-      FunctionalModule functional = std::move(idle.back());
-      idle.pop_back();
+    const auto found = idle_.find(spec);
+    if (found != idle_.end() && !found->second.empty()) {
+      FunctionalModule functional = std::move(found->second.back());
+      found->second.pop_back();
       return functional;
     }
   }
@@ -201,7 +201,9 @@ FunctionalModule Pool::take(const std::string& spec) {
 }
 
 void Pool::put(const std::string& spec, FunctionalModule functional) {
+  constexpr size_t kMostSpecs = 256;  // more than a model that is made of layers has
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (idle_.size() >= kMostSpecs && !idle_.contains(spec)) idle_.clear();
   idle_[spec].push_back(std::move(functional));
 }
 

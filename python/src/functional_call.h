@@ -16,7 +16,6 @@
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "core/config.h"
@@ -83,6 +82,7 @@ void explain_types(const FunctionalModule& functional, at::TensorList params, In
 FunctionalModule make_functional_module(Builder build, const std::string& spec);
 
 // Idle modules by spec. Calls from several threads each take their own.
+// Modules between calls, of a bounded number of specs: each keeps tables of positions.
 class Pool {
  public:
   explicit Pool(Builder build) : build_(build) {}

@@ -294,6 +294,7 @@ class GenerationFromPython : public torch::CustomClassHolder {
   // Runs `work`, whose errors become those of a call of the model.
   template <typename Work>
   void explained(const Work& work) {
+    const at::NoGradGuard no_grad;
     try {
       work();
     } catch (const UsageError& error) {

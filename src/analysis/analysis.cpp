@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/text.h"
+#include "core/utf8.h"
 #include "mixers/padding.h"
 #include "train/codec.h"
 

@@ -72,16 +72,18 @@ std::string even_share(const Tensor& captured) {
   return formatted("%.1f%%", 100.0 / static_cast<double>(captured.size(0)));
 }
 
-Figure captured_figure(const Tensor& qk, const Tensor& ov) {
+// `which`: of which layers QK and OV are a mean.
+Figure captured_figure(const Tensor& qk, const Tensor& ov, const std::string& which) {
   const auto most = static_cast<double>(std::max(qk.size(0), ov.size(0)));
   const report::LineChart chart{
       .title = "Captured variance of the heads' products",
-      .description = "Mean over layers of the cumulative share that principal components capture.",
+      .description = "The cumulative share that principal components capture, " + which + ".",
       .x = report::make_axis("principal components", report::Unit::kCount, 1, std::max(most, 2.0)),
       .y = report::make_axis("captured", report::Unit::kPercent, 0, 1),
       .lines = {curve("QK", 1, qk), curve("OV", 2, ov)}};
   return {report::draw(chart),
-          "Mean over layers. Lower curves: heads that differ more (Xiao et al. 2024, figure 5)."};
+          str("Shown: ", which,
+              ". Lower curves: heads that differ more (Xiao et al. 2024, figure 5).")};
 }
 
 }  // namespace
@@ -139,13 +141,16 @@ Findings diversity(const Subject& subject) {
   const Tensor mean_qk = mean_of_layers(qk), mean_ov = mean_of_layers(ov);
   out.tensors.emplace_back("qk", mean_qk);
   out.tensors.emplace_back("ov", mean_ov);
-  out.figures.push_back(captured_figure(mean_qk, mean_ov));
-  if (mean_qk.size(0) == mean_ov.size(0)) {
+  const bool alike = of_layers(qk) == of_layers(ov);
+  out.figures.push_back(
+      captured_figure(mean_qk, mean_ov,
+                      alike ? of_layers(qk) : str("QK: ", of_layers(qk), "; OV: ", of_layers(ov))));
+  if (mean_qk.size(0) == mean_ov.size(0) && alike) {
     out.sentences.push_back(str(
         "The first of ", mean_qk.size(0), " components captures ", first_share(mean_qk),
         " of the QK products and ", first_share(mean_ov), " of the OV products, ", of_layers(qk),
         "; heads that are all different share it evenly (", even_share(mean_qk), ")."));
-  } else {  // differential attention: two maps of scores for each head of values
+  } else {  // differential attention has two maps of scores for each head of values
     for (const auto& [name, mean, layers] :
          {std::tuple("QK", mean_qk, qk), std::tuple("OV", mean_ov, ov)}) {
       out.sentences.push_back(str("Of the ", name, " products the first of ", mean.size(0),

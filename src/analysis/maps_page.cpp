@@ -97,7 +97,16 @@ Json panel_of(const Findings& findings, const LayerPlace& place, const std::stri
     map["short"] = kind.brief;
     map["scores"] = kind.scores;
     map["projected"] = !columns_are_positions(place, prefix + kind.name);
-    map["heads"] = map_numbers(subject, at->second.size(1));
+    // Differential attention has two maps of weights for each head.
+    const int64_t kept = at->second.size(1);
+    const int64_t each =
+        subject.heads.empty()
+            ? maps_of_head(prefix.empty() ? *place.layer->mixer : *place.layer->cross, kept)
+            : kept / static_cast<int64_t>(subject.heads.size());
+    std::vector<int64_t> heads = map_numbers(subject, kept);
+    for (int64_t& head : heads) head /= each;
+    map["each"] = each;
+    map["heads"] = heads;
     maps.push_back(std::move(map));
   }
   if (maps.empty()) return {};

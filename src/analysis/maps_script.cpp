@@ -108,6 +108,10 @@ function value(m, head, t, s) {
   for (let h = 0; h < heads; ++h) sum += values[(h * rows + t) * columns + s];
   return sum / heads;
 }
+const headText = (m, i) => "head " + m.heads[i] + (m.each > 1 ? ", map " + (1 + i % m.each) : "");
+// The maps of m that belong to the chosen one.
+const placesIn = (m, head) => head === "mean" || m.each === map.each ? [head]
+  : Array.from({length: m.each}, (_, i) => Math.floor(head / map.each) * m.each + i);
 const headNow = () => at("head").value === "mean" ? "mean" : Number(at("head").value);
 const shown = (x, m) => !isFinite(x) ? (x < 0 ? "hidden" : "–")
   : m && !m.scores && m.name !== "map" && Math.abs(x) <= 1.5 ? (100 * x).toFixed(1).replace(/^-(0\.0)$/, "$1") + "%"
@@ -159,8 +163,8 @@ function draw() {
     span.style.setProperty("--shade", mix ?
       `color-mix(in srgb, var(${row[s] < 0 ? "--c2" : "--c1"}) ${mix}%, var(--ground))` : "transparent");
   });
-  const headText = head === "mean" ? "mean of the heads" : "head " + map.heads[head];
-  at("said").textContent = panel.name + ", " + map.label + ", " + headText + ": token " +
+  const chosen = head === "mean" ? "mean of the heads" : headText(map, head);
+  at("said").textContent = panel.name + ", " + map.label + ", " + chosen + ": token " +
     named(texts, query) + (order.length ? " has " + order.slice(0, 3).map(s =>
       shown(row[s], map) + " on " + named(others, s)).join(", ") + "." : " sees nothing here.");
   // The whole map.
@@ -204,20 +208,23 @@ const column = (text, css) => { const th = cell("th", text, css); th.scope = "co
 
 // Every map of the layer, at the keys that matter in the chosen one.
 function list(keys, texts, head) {
-  const same = panel.maps.filter(m => m.projected === map.projected);
+  const same = panel.maps.filter(m => m.projected === map.projected)
+    .map(m => ({of: m, places: placesIn(m, head)}));
   fill(at("list"), "The keys whose values in “" + map.label + "” are largest in size",
-    [column("key", "left"), ...same.map(m => column(m.short))],
+    [column("key", "left"), ...same.flatMap(m =>
+      m.places.map((_, i) => column(m.of.short + (m.places.length > 1 ? " " + (i + 1) : ""))))],
     keys.map(s => {
       const button = cell("button", named(texts, s));
       button.type = "button";
       button.addEventListener("click", () => { key = s; draw(); });
       const first = cell("th", button, "left");
       first.scope = "row";
-      const row = line([first, ...same.map(m => cell("td", shown(value(m, head, query, s), m)))]);
+      const row = line([first, ...same.flatMap(m =>
+        m.places.map(i => cell("td", shown(value(m.of, i, query, s), m.of))))]);
       if (s === key) row.className = "chosen";
       return row;
     }), [cell("td", ""), ...[true, false].map(scores => {
-      const own = same.filter(m => m.scores === scores).length;
+      const own = same.filter(m => m.of.scores === scores).reduce((n, m) => n + m.places.length, 0);
       const th = cell("th", own ? scores ? "scores" : "weights" : "", "group");
       th.colSpan = own; th.scope = "colgroup";
       return own ? th : null;
@@ -289,8 +296,12 @@ function chooseLayer() {
   chooseMap();
 }
 function chooseMap() {
-  map = panel.maps[Number(at("map").value)];
-  options(at("head"), [...map.heads.map((h, i) => [i, "head " + h]), ["mean", "mean of the heads"]]);
+  const next = panel.maps[Number(at("map").value)];
+  // The chosen head stays, of which the other map may have fewer parts or more.
+  const kept = map && at("head").value ? Math.floor(headNow() / map.each) * next.each : NaN;
+  map = next;
+  options(at("head"), [...map.heads.map((_, i) => [i, headText(map, i)]), ["mean", "mean of the heads"]]);
+  if (kept < map.heads.length) at("head").value = kept;
   const self = panel.rows === panel.columns && !map.projected;
   at("keys").hidden = self;
   if (!self) tokens(at("source"), columnTexts(), false);

@@ -42,18 +42,22 @@ double for_90(const Tensor& values) {
 
 constexpr size_t kMostLines = 6;  // of the figure: a layer each
 
-Figure spectrum_figure(const std::vector<report::Line>& lines) {
-  const auto last = static_cast<double>(lines[0].points.size());
+// `every`: one layer of so many is shown.
+Figure spectrum_figure(const std::vector<report::Line>& lines, size_t every) {
+  size_t longest = 2;
+  for (const report::Line& line : lines) longest = std::max(longest, line.points.size());
   const report::LineChart chart{
       .title = "Singular values of the maps",
       .description = "Cumulative share of the sum of singular values, mean over heads.",
       .x = report::make_axis("largest singular values", report::Unit::kCount, 1,
-                             std::max(last, 2.0)),
+                             static_cast<double>(longest)),
       .y = report::make_axis("share of their sum", report::Unit::kPercent, 0, 1),
       .lines = lines};
-  return {report::draw(chart),
-          "The longest length. A curve that rises early belongs to maps of low rank (Wang et al. "
-          "2020, figure 1)."};
+  return {
+      report::draw(chart),
+      str("The longest length. A curve that rises early belongs to maps of low rank (Wang et al. "
+          "2020, figure 1).",
+          every > 1 ? str(" One layer of ", every, " is shown.") : "")};
 }
 
 // The lengths at which ranks are compared, ascending: that of the longest text without its padding,
@@ -81,7 +85,7 @@ Findings rank(const Subject& subject) {
               .columns = {"layer", "mixer", "head size", "length", "rank of scores",
                           "of composed scores", "rank of the map", "effective rank", "for 90%"}};
   std::map<int64_t, std::vector<std::vector<Cell>>> rows_of_layer;  // a row for each length
-  std::vector<report::Line> lines;
+  std::vector<std::pair<std::string, Tensor>> spectra;  // of the longest length, by layer
   int64_t limited = 0, rows = 0;
   bool causal = false;
   for (const int64_t length : lengths) {
@@ -126,9 +130,7 @@ Findings rank(const Subject& subject) {
            effective_rank(values), for_90(values)});
       out.tensors.emplace_back(str(place.name, ".length", size, ".singular_values"), values);
       if (length != lengths.back()) continue;
-      if (lines.size() == kMostLines) continue;
-      lines.push_back(curve(place.name, static_cast<int>(lines.size()),
-                            cumulative(values).flatten(0, 1).mean(0)));
+      spectra.emplace_back(place.name, cumulative(values).flatten(0, 1).mean(0));
     }
   }
   for (auto& [layer, of_layer] : rows_of_layer) {
@@ -138,7 +140,12 @@ Findings rank(const Subject& subject) {
     usage_error("the analysis rank reads attention maps, but ", mixers_text(subject),
                 ", which have none.");
   }
-  out.figures.push_back(spectrum_figure(lines));
+  const size_t every = (spectra.size() + kMostLines - 1) / kMostLines;
+  std::vector<report::Line> lines;
+  for (size_t i = 0; i < spectra.size(); i += every) {
+    lines.push_back(curve(spectra[i].first, static_cast<int>(lines.size()), spectra[i].second));
+  }
+  out.figures.push_back(spectrum_figure(lines, every));
   out.tables.push_back(std::move(table));
   if (rows > 0) {
     const std::string than = "smaller than the number of queries and of keys, ";

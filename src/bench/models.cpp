@@ -47,7 +47,8 @@ void bench_model_steps(const BenchOptions& a, Requirements& rows) {
     ModelConfig config = model_of(c.toml);
     const int64_t target = count_parameters(plain);
     bool has_width = false;
-    for (LayerConfig& layer : config.layers) has_width |= layer.channel->hidden() != nullptr;
+    for (LayerConfig& layer : config.layers)
+      has_width |= layer.channel->hidden(config.width).has_value();
     const int64_t count = has_width ? match_parameters(config, target) : count_parameters(config);
     rows.at_most(
         str(c.name, " step over transformer's, T=", kLength, ", ",

@@ -91,7 +91,9 @@ std::vector<Overhead> measure_overhead(const ModelConfig& config, const Overhead
   if (has_windows(config)) baselines.emplace_back("mha, the same windows", true);
   for (const auto& [name, windows] : baselines) {
     const ModelConfig plain = plain_model(config, windows);
-    StepBench step(config, batch, length), baseline(plain, batch, length);
+    TrainOptions train;
+    train.dtype = options.dtype;
+    StepBench step(config, batch, length, train), baseline(plain, batch, length, train);
     for (int i = 0; i < 2; ++i) step(), baseline();  // memory that later steps use again
     out.push_back({.work = "training step",
                    .baseline = name,
@@ -103,8 +105,8 @@ std::vector<Overhead> measure_overhead(const ModelConfig& config, const Overhead
     const auto model = decoder_of_config(config);
     const bool stateful = model->decoder_layers().stateful();
     if (!stateful) break;
-    DecodeStep step(model, length);
-    DecodeStep baseline(decoder_of_config(plain_model(config, windows)), length);
+    DecodeStep step(model, length, options.dtype);
+    DecodeStep baseline(decoder_of_config(plain_model(config, windows)), length, options.dtype);
     for (int i = 0; i < 4; ++i) tokens_in_a_row(step), tokens_in_a_row(baseline);
     out.push_back({.work = "decoding a token",
                    .baseline = name,

@@ -14,6 +14,7 @@ struct OverheadOptions {
                        // longest of the model
   int64_t batch = 0;   // training sequences; 0: about 2048 tokens
   double seconds = 4;  // for each pair
+  std::string dtype = "float32";  // in which they train and decode
 };
 
 struct Overhead {

@@ -30,11 +30,18 @@ void run(const std::vector<std::string>& wanted, const BenchOptions& a) {
   for (const ops::OpCase& c : ops::all_cases()) {
     if (families.empty() || families.back() != c.op) families.push_back(c.op);
   }
-  families.push_back("step");
-  families.push_back("train_step");
-  families.push_back("models");
-  families.push_back("decode");
-  const std::vector<std::string> chosen = wanted.empty() ? families : wanted;
+  // These measure whole models, which choose by themselves.
+  std::vector<std::string> chosen = families;
+  for (const char* name : {"step", "train_step", "models", "decode"}) {
+    families.emplace_back(name);
+    if (a.backend.empty()) {
+      chosen.emplace_back(name);
+    } else if (std::find(wanted.begin(), wanted.end(), name) != wanted.end()) {
+      usage_error("--backend is of an operator, but '", name,
+                  "' measures whole models: leave it out.");
+    }
+  }
+  if (!wanted.empty()) chosen = wanted;
   for (const std::string& name : chosen) {
     if (std::find(families.begin(), families.end(), name) != families.end()) continue;
     usage_error("there is no benchmark '", name, "'", did_you_mean(name, families));

@@ -75,6 +75,12 @@ bool can_read(const std::string& what) {
   return what.empty() || what == "diversity" || analysis::find_analysis(what).input;
 }
 
+// Where the files go; "" for nowhere.
+std::string out_folder(const AnalyzeArguments& a) {
+  if (!a.out.empty() || a.run.empty()) return a.out;
+  return a.run + "/analysis";
+}
+
 // Refuses an option that what is asked for has no use for.
 void check_use(const AnalyzeArguments& a) {
   if (a.text && !can_read(a.what)) {
@@ -92,6 +98,9 @@ void check_use(const AnalyzeArguments& a) {
       a.what.empty() || (a.what != kOverhead && analysis::find_analysis(a.what).lists);
   if (a.top && !lists) {
     usage_error("--top is given, but '", a.what, "' has no list of the highest: leave it out.");
+  }
+  if (a.tensors && out_folder(a).empty()) {
+    usage_error("--tensors is given, but without --out nothing is written: give a folder there.");
   }
   using analysis::Choice;
   const Choice choice = a.what.empty()        ? Choice::kHeads
@@ -243,12 +252,14 @@ void take_part(const AnalyzeArguments& a, const std::string& name, Subject& subj
 }
 
 Findings overhead(const AnalyzeArguments& a, const LoadedRun& run) {
-  const auto rows = bench::measure_overhead(
-      run.config.model,
-      {.length = a.length, .batch = a.sequences, .seconds = a.seconds.value_or(4)});
+  const auto rows = bench::measure_overhead(run.config.model, {.length = a.length,
+                                                               .batch = a.sequences,
+                                                               .seconds = a.seconds.value_or(4),
+                                                               .dtype = run.config.train.dtype});
   Findings out{.title = "Overhead against plain attention"};
   analysis::Table table{
-      .title = "Untrained models of the same sizes on this machine, timed in turn",
+      .title = str("Untrained models of the same sizes on this machine, timed in turn in ",
+                   run.config.train.dtype),
       .columns = {"work", "against", "length", "tokens/s", "plain tokens/s", "speed over plain",
                   "lowest", "highest"}};
   for (const bench::Overhead& row : rows) {
@@ -264,12 +275,6 @@ Findings overhead(const AnalyzeArguments& a, const LoadedRun& run) {
   return out;
 }
 
-// Where the files go; "" for nowhere.
-std::string out_folder(const AnalyzeArguments& a) {
-  if (!a.out.empty() || a.run.empty()) return a.out;
-  return a.run + "/analysis";
-}
-
 void write_files(const AnalyzeArguments& a, const std::string& name, const Subject& subject,
                  const Findings& findings) {
   const std::string folder = out_folder(a);
@@ -281,6 +286,9 @@ void write_files(const AnalyzeArguments& a, const std::string& name, const Subje
     write_file(base + ".html",
                maps ? analysis::maps_page(subject, findings) : analysis::to_html(findings));
     write_file(base + ".json", analysis::to_json(findings) + "\n");
+    if (a.tensors && findings.tensors.empty()) {
+      std::fprintf(stderr, "headloom: '%s' has no tensors of this model.\n", name.c_str());
+    }
     if (a.tensors && !findings.tensors.empty()) {
       NamedTensors tensors;
       for (const auto& [key, value] : findings.tensors) {
@@ -330,10 +338,15 @@ int run_analyze(AnalyzeArguments a) {
     subject.model = run->model.get();
   }
   const bool reads = run && can_read(a.what);
-  if (reads) read_input(a, *run, subject);
-  const std::optional<Autocast> autocast =
-      run ? std::optional<Autocast>(std::in_place, run->config.train.dtype, device.type())
-          : std::nullopt;
+  const bool asks = a.text || a.length > 0 || a.sequences > 0 || a.what != "diversity";
+  try {
+    if (reads) read_input(a, *run, subject);
+  } catch (const Error& error) {  // diversity goes without input where there are no data
+    if (asks) throw;
+    std::fprintf(stderr, "headloom: %s Similarities of maps are left out.\n", error.what());
+  }
+  std::optional<Autocast> autocast;
+  if (run && a.what != kOverhead) autocast.emplace(run->config.train.dtype, device.type());
   const auto findings_of = [&](const std::string& name) {
     Subject own = subject;
     if (reads && !a.text) take_part(a, name, own);

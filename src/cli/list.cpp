@@ -216,6 +216,7 @@ void print_machine(bool as_json) {
 
 int run_list(const ListArguments& a) {
   if (a.what == "machine") {
+    if (a.markdown) usage_error("--markdown is of tables of options, which 'machine' has none of.");
     print_machine(a.json);
     return 0;
   }

@@ -1,7 +1,6 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "bench/machine.h"
 #include "cli/arguments.h"
 #include "cli/command.h"
 #include "core/clock.h"
@@ -30,7 +29,6 @@ struct ReportArguments {
 
 report::Comparison report_now(const RunReport& runs, const ReportArguments& a) {
   report::Comparison out = runs.read();
-  if (out.machine.empty()) out.machine = bench::machine_facts();
   // By its plain name: a page that is passed on has no path of this machine.
   out.command = "headloom report";
   for (const std::string& folder : a.folders) out.command += " " + shell_word(folder);

@@ -171,15 +171,15 @@ int train_here(const TrainArguments& a, Communicator* group) {
                                    {"parameters", outcome.parameters},
                                    {"loss", last.loss},
                                    {"accuracy", last.accuracy},
-                                   {"tokens_per_second", outcome.tokens_per_second},
-                                   {"peak_memory_bytes", outcome.peak_memory},
+                                   {"tokens_per_second", outcome.result.tokens_per_second},
+                                   {"peak_memory_bytes", outcome.result.peak_memory},
                                    {"seconds", outcome.seconds}};
-    if (!outcome.warning.empty()) json["warning"] = outcome.warning;
+    if (!outcome.result.warning.empty()) json["warning"] = outcome.result.warning;
     std::printf("%s\n", printed(json).c_str());
   } else {
     std::printf("%s: step %lld, held-out loss %s, accuracy %.1f%%, %s %s/s, %s\n", a.out.c_str(),
                 static_cast<long long>(outcome.step), formatted("%.4f", last.loss).c_str(),
-                100 * last.accuracy, human_count(outcome.tokens_per_second).c_str(),
+                100 * last.accuracy, human_count(outcome.result.tokens_per_second).c_str(),
                 outcome.unit.c_str(), human_seconds(outcome.seconds).c_str());
   }
   return 0;

@@ -1,14 +1,17 @@
 #include "core/config.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <sstream>
 
 #include <toml++/toml.h>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/utf8.h"
 
 namespace headloom {
 namespace {
@@ -67,8 +70,28 @@ std::string toml_reason(const toml::parse_error& error) {
   return column > 0 ? str("column ", column, ", ", text) : text;
 }
 
+// Throws UsageError for what a file in TOML, which is UTF-8, cannot hold.
 std::string quoted(const std::string& text) {
+  if (!is_utf8(text)) {
+    usage_error("'", text, "' is no UTF-8, and a configuration cannot hold it: rename it.");
+  }
   std::ostringstream out;
+  // The library would write several lines, of which the first is read otherwise where it is empty.
+  if (std::any_of(text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; })) {
+    out << '"';
+    for (const char c : text) {
+      if (c == '"' || c == '\\') out << '\\';
+      if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f) {
+        out << c;
+      } else {
+        std::array<char, 8> code{};
+        std::snprintf(code.data(), code.size(), "\\u%04X", static_cast<unsigned char>(c));
+        out << code.data();
+      }
+    }
+    out << '"';
+    return out.str();
+  }
   out << toml::value<std::string>(text);
   return out.str();
 }

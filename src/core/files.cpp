@@ -1,6 +1,7 @@
 #include "core/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -51,8 +52,10 @@ void write_file(const std::string& name, const std::function<void(const Sink&)>&
   check_output_file(name);
   const std::string path = target_of(name);
   const std::string temporary = path + ".tmp";
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) cannot_write(path, system_reason());
+  struct stat before{};  // of a file that is replaced, whose readers and writers stay the same
+  if (::stat(path.c_str(), &before) == 0) ::fchmod(fd, before.st_mode & 07777);
   try {
     produce([&](const void* data, size_t size) {
       const char* at = static_cast<const char*>(data);

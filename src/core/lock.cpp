@@ -112,7 +112,7 @@ bool is_present(int fd, const std::string& path) {
 FolderLock::FolderLock(const std::string& folder) : path_(lock_file(folder)) {
   bool has_locks = true;
   while (true) {
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ < 0) throw CannotWrite(str(path_, ": cannot be written: ", std::strerror(errno), "."));
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EWOULDBLOCK) {

@@ -153,6 +153,10 @@ std::vector<fs::path> images_below(const std::string& folder) {
       entry.disable_recursion_pending();
       continue;
     }
+    require(!entry->is_symlink(ignored) || !entry->is_directory(ignored), "the folder '",
+            entry->path().string(),
+            "' is a link, and a class's links to folders are not followed; ",
+            "put the folder itself there, or remove the link.");
     const std::string ending = lower_case(entry->path().extension().string());
     const auto& known = image_extensions();
     if (std::find(known.begin(), known.end(), ending) == known.end() ||

@@ -86,6 +86,13 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (model_->start() < 0) return std::nullopt;
     return model_->start();
   }
+  std::vector<int64_t> unfound() const override {
+    std::vector<int64_t> out;
+    for (int token = 0; token < size_; ++token) {
+      if (model_->is_control(token)) out.push_back(token);
+    }
+    return out;
+  }
   at::Tensor encode(std::string_view text) const override {
     return as_tensor(model_->encode(text), vocabulary());
   }

@@ -29,6 +29,8 @@ class Tokenizer {
   virtual std::optional<int64_t> start_token() const { return std::nullopt; }
   // The token that hides another, where there is one.
   virtual std::optional<int64_t> mask_token() const { return std::nullopt; }
+  // Tokens that stand for no text and whose names encode() takes for text.
+  virtual std::vector<int64_t> unfound() const { return {}; }
   // [N], in the smallest integer type that holds the vocabulary.
   virtual at::Tensor encode(std::string_view text) const = 0;
   // What a token adds in the middle of a text: bytes, perhaps a part of a character. Nothing for

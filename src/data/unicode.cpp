@@ -3,8 +3,10 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <optional>
+#include <vector>
 
 #include "core/error.h"
 
@@ -77,12 +79,32 @@ class ForPcre2 {
         return pattern_[at_ + 1] == ':' ? named_class() : refuse("a set inside of a set");
     } else if (pattern_.compare(at_, 2, "(?") == 0) {
       return group();
-    } else if (c == '{' && is_upper_bound()) {
-      return put("{0", 1);  // {,3}
+    } else if (const size_t end = end_of_interval(at_)) {
+      return interval(end);
     }
-    if (c == '[') ++brackets_;
-    if (c == ']' && in_brackets()) --brackets_;
-    put(std::string(1, c), 1);
+    note_atom(c);
+    size_t length = 1;
+    if (c == '[') {
+      ++brackets_;
+      // A ] that comes first is one of the set.
+      if (pattern_.compare(at_ + length, 1, "^") == 0) ++length;
+      if (pattern_.compare(at_ + length, 1, "]") == 0) ++length;
+    } else if (c == ']' && in_brackets()) {
+      --brackets_;
+    }
+    put(pattern_.substr(at_, length), length);
+  }
+
+  // Remembers where in out_ that begins which an interval after `c` would repeat.
+  void note_atom(char c) {
+    if (in_brackets() || (static_cast<unsigned char>(c) & 0xc0u) == 0x80u) return;
+    if (c == ')' && !groups_.empty()) {
+      atom_ = groups_.back();
+      groups_.pop_back();
+    } else if (std::string_view("?*+").find(c) == std::string_view::npos) {
+      atom_ = out_.size();
+    }
+    if (c == '(') groups_.push_back(out_.size());
   }
 
   void put(const std::string& text, size_t read) {
@@ -95,6 +117,7 @@ class ForPcre2 {
   }
 
   void escape(char c) {
+    note_atom('\\');
     const std::string word = str(kWordCharacters, in_brackets() ? "" : kMoreWordCharacters);
     const bool inverse = c == 'S' || c == 'W' || c == 'H';
     if (inverse && in_brackets()) refuse(str('\\', c, " inside brackets"));
@@ -111,7 +134,28 @@ class ForPcre2 {
                  2);
     }
     if ((c == 'p' || c == 'P') && pattern_[at_ + 2] == '{') return property(c == 'P');
-    put({'\\', c}, 2);
+    put(pattern_.substr(at_, length_of_escape(c)), length_of_escape(c));
+  }
+
+  // Of what stands for one thing: \n, \x41, \x{1f600}, \012, \cA, \k<name>, \k'name'.
+  size_t length_of_escape(char c) const {
+    const size_t after = at_ + 2;
+    const char open = after < pattern_.size() ? pattern_[after] : '\0';
+    const bool named = c == 'k' || c == 'g';
+    const char close = open == '{' && (c == 'x' || c == 'o') ? '}'
+                       : open == '<' && named                ? '>'
+                       : open == '\'' && named               ? '\''
+                                                             : '\0';
+    if (close != '\0') {
+      const size_t end = pattern_.find(close, after + 1);
+      return end == std::string::npos ? 2 : end + 1 - at_;
+    }
+    if (c == 'c') return std::min(size_t{3}, pattern_.size() - at_);
+    const bool digits = std::isdigit(static_cast<unsigned char>(c)) != 0;
+    if (c != 'x' && !digits) return 2;
+    const size_t end =
+        pattern_.find_first_not_of(digits ? "0123456789" : "0123456789abcdefABCDEF", after);
+    return std::min(std::min(end, pattern_.size()) - at_, size_t{4});
   }
 
   void property(bool inverse) {
@@ -123,6 +167,7 @@ class ForPcre2 {
       if (is_known("\\p" + script)) {
         return put((inverse != negated ? "\\P" : "\\p") + script, end + 1 - at_);
       }
+      return put(pattern_.substr(at_, end + 1 - at_), end + 1 - at_);
     }
     put(pattern_.substr(at_, 2), 2);
   }
@@ -138,6 +183,7 @@ class ForPcre2 {
 
   // The dot is any character, also the end of a line, with (?m), and with (?s) here.
   void group() {
+    note_atom('(');
     const size_t end = pattern_.find_first_not_of("imx-", at_ + 2);
     const bool options =
         end != std::string::npos && end > at_ + 2 && (pattern_[end] == ')' || pattern_[end] == ':');
@@ -147,16 +193,41 @@ class ForPcre2 {
     put(text, end - at_);
   }
 
-  bool is_upper_bound() const {
-    const size_t end = pattern_.find_first_not_of("0123456789", at_ + 2);
-    return pattern_[at_ + 1] == ',' && end != std::string::npos && end > at_ + 2 &&
-           pattern_[end] == '}';
+  // Where the interval that begins at `at` ends, {3} or {1,3} or {1,} or {,3}; 0: none begins here.
+  size_t end_of_interval(size_t at) const {
+    if (pattern_.compare(std::min(at, pattern_.size()), 1, "{") != 0) return 0;
+    constexpr const char* kDigits = "0123456789";
+    const size_t first = pattern_.find_first_not_of(kDigits, at + 1);
+    if (first == std::string::npos) return 0;
+    const bool two = pattern_[first] == ',';
+    const size_t end = two ? pattern_.find_first_not_of(kDigits, first + 1) : first;
+    const bool empty = end == at + 1 || (two && end == at + 2);
+    return end == std::string::npos || pattern_[end] != '}' || empty ? 0 : end + 1;
+  }
+
+  // In Ruby's syntax a + after an interval repeats it, and so does a ? after one of a single
+  // number. PCRE2 would take the one for possessive and the other for lazy.
+  void interval(size_t end) {
+    std::string bounds = pattern_.substr(at_, end - at_);
+    const bool exact = bounds.find(',') == std::string::npos;
+    if (bounds[1] == ',') bounds.insert(1, "0");
+    const char next = end < pattern_.size() ? pattern_[end] : '\0';
+    if (next != '+' && !(next == '?' && exact)) return put(bounds, end - at_);
+    const size_t after = end + 1;
+    const char last = after < pattern_.size() ? pattern_[after] : '\0';
+    if (last == '?' || last == '*' || last == '+' || end_of_interval(after) > 0) {
+      refuse("an interval that is repeated twice");
+    }
+    out_.insert(atom_, "(?:");
+    put(str(bounds, ')', next), after - at_);
   }
 
   const std::string& pattern_;
   size_t at_ = 0;
   int brackets_ = 0;
   std::string out_;
+  size_t atom_ = 0;             // where the last one begins in out_
+  std::vector<size_t> groups_;  // where the open ones begin in out_
 };
 
 }  // namespace

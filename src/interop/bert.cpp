@@ -137,6 +137,9 @@ Rules fnet_rules(const Settings& c) {
 }
 
 Node encoder_config(const Settings& m, const std::string& kind) {
+  if (m.integer("segments", 0) == 0) {
+    usage_error("model.segments is 0, expected at least 1, as in every model of this kind.");
+  }
   const std::string head = m.text("head", "tokens");
   std::string end;
   for (const auto& [name, what] : kHeads) {
@@ -147,7 +150,7 @@ Node encoder_config(const Settings& m, const std::string& kind) {
                     {"max_position_embeddings", m.integer("max_length", kBertLength)},
                     {"hidden_size", m.integer("width")},
                     {"num_hidden_layers", m.integer("depth")},
-                    {"type_vocab_size", m.integer("segments", 0)},
+                    {"type_vocab_size", m.integer("segments")},
                     {"intermediate_size", m.integer("layer.0.channel.hidden", 1)},
                     {"hidden_act", their_activation(m, "layer.0.channel.activation")},
                     {"layer_norm_eps", m.real("norm_eps")}});

@@ -51,10 +51,7 @@ Node canonical(ModelConfig config) {
   }
   config.layers = std::move(layers);
   for (LayerConfig& layer : config.layers) {
-    if (auto* hidden = layer.channel->hidden(); hidden != nullptr && !*hidden) {
-      *hidden =
-          layer.channel->type() == "swiglu" ? (8 * config.width / 3 + 7) / 8 * 8 : 4 * config.width;
-    }
+    if (const auto hidden = layer.channel->hidden(config.width)) *hidden->option = hidden->present;
   }
   Node out = write_fields(config);
   for (Node& layer : out.find("layer")->array()) {
@@ -70,9 +67,11 @@ Node canonical(ModelConfig config) {
     if (given.text("type") == "mamba" && !given.has("dt_rank")) {
       mixer.set("dt_rank", Value((config.width + 15) / 16));
     }
-    // Mistral's files name a window where there is none: a huge one.
+    // Mistral's files name a window where there is none: a huge one. Where positions have no end,
+    // max_length is none of the model's.
     constexpr int64_t kNone = int64_t{1} << 30;
-    if (given.integer("window", 0) >= config.max_length.value_or(kNone)) {
+    const bool ends = config.position.type == "learned" && config.max_length;
+    if (given.integer("window", 0) >= (ends ? *config.max_length : kNone)) {
       std::erase_if(mixer.table(), [](const auto& entry) { return entry.first == "window"; });
     }
     Node& channel = *layer.find("channel");

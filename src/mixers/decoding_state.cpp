@@ -1,6 +1,7 @@
 #include "mixers/decoding_state.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <charconv>
@@ -159,13 +160,19 @@ void CacheTensor::reserve(int64_t positions, std::optional<int64_t> most) {
   reserved_ = most && *most < positions ? std::min(positions, 2 * *most + kSpare) : positions;
 }
 
+// Memory of a state that began in PyTorch's inference mode is written to outside of it, too.
+static at::Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const c10::InferenceMode normal(false);
+  return at::empty(sizes, options);
+}
+
 at::Tensor CacheTensor::append(const at::Tensor& t) {
   const int64_t added = t.size(1), after = size() + added;
   if (!data_.defined()) {
     batch_ = t.size(0);
     std::vector<int64_t> sizes = t.sizes().vec();
     sizes[1] = std::max({after, reserved_, kSpare});
-    data_ = at::empty(sizes, t.options().requires_grad(false));
+    data_ = fresh(sizes, t.options().requires_grad(false));
   } else {
     grow(batch_, 0, added, after <= reserved_ ? reserved_ : std::max(size() + after, kSpare));
   }
@@ -214,7 +221,7 @@ void CacheTensor::move_to(int64_t sequences, int64_t capacity, int64_t begin) {
     std::vector<int64_t> sizes = data_.sizes().vec();
     sizes[0] = sequences;
     sizes[1] = capacity;
-    data = at::empty(sizes, data_.options());
+    data = fresh(sizes, data_.options());
   }
   if (has_numbers(data_)) {
     const size_t row = bytes_of_row(data_);
@@ -346,7 +353,7 @@ void CacheTensor::add(const std::vector<const CacheTensor*>& others) {
     std::vector<int64_t> sizes = others[0]->data_.sizes().vec();
     sizes[0] = sequences;
     sizes[1] = longest + after;
-    data_ = at::empty(sizes, others[0]->data_.options());
+    data_ = fresh(sizes, others[0]->data_.options());
     end_ = longest;
     begin_ = longest;
   }
@@ -407,7 +414,7 @@ void MixerState::keep(const std::vector<int64_t>& which) {
 void MixerState::add(const std::vector<const MixerState*>& others) {
   require(!others.empty(), "there are no decoding states to join.");
   std::vector<const MixerState*> all = others;
-  const bool empty = cache.empty() && recurrent.empty() && position.longest == 0;
+  const bool empty = batch() == 0 && position.longest == 0;
   if (!empty) all.insert(all.begin(), this);
   const MixerState& first = *all.at(0);
   for (const MixerState* part : all) {

@@ -231,6 +231,7 @@ class TokenMixer : public Mixer {
 
  private:
   friend class TokenMixerSpec;
+  friend void equalize(TokenMixer& mixer, const LayerShape& shape, const std::string& place);
   Tensor next(const Tensor& x, MixerState& state, const MixerContext& context);
   // x plus the short convolution of it, given the rows before x and changed to those it leaves; x
   // where there is no convolution.
@@ -327,13 +328,23 @@ class TokenMixerSpec : public Options<MixerTraits> {
   virtual std::shared_ptr<TokenMixer> make(const LayerShape& shape) const = 0;
 };
 
+// The hidden width of a channel mixer, by which models are made equal in parameters.
+struct HiddenWidth {
+  std::optional<int64_t>* option;
+  int64_t present;   // also where the option is absent
+  int64_t multiple;  // of this it is one
+};
+
 class ChannelMixerSpec : public Options<ChannelMixerTraits> {
  public:
   using Mixer = ChannelMixer;
   // Null for no mixer at all ("none").
   std::shared_ptr<ChannelMixer> build(const LayerShape& shape) const;
-  // The hidden width that matches models to equal parameters, or nullptr where there is none.
-  virtual std::optional<int64_t>* hidden() { return nullptr; }
+  // In a model of width `width`; absent where there is none.
+  virtual std::optional<HiddenWidth> hidden(int64_t width) {
+    static_cast<void>(width);
+    return std::nullopt;
+  }
 
  private:
   virtual std::shared_ptr<ChannelMixer> make(const LayerShape& shape) const = 0;
@@ -370,12 +381,18 @@ TokenMixerEntry token_mixer(std::string name, std::string doc, std::string sourc
           []() -> std::shared_ptr<TokenMixerSpec> { return std::make_shared<Spec>(); }};
 }
 
-// The option `hidden` is the width that matches parameters.
+// The options have `hidden` and hidden_at(width), which is the width also where the option is
+// absent, and hidden_multiple() where not all widths are possible.
 template <typename Built, typename BuiltOptions>
 ChannelMixerEntry channel_mixer(std::string name, std::string doc, std::string source,
                                 const ChannelMixerTraits& traits = {}) {
   struct Spec final : BuiltSpec<ChannelMixerSpec, Built, BuiltOptions> {
-    std::optional<int64_t>* hidden() override { return &this->options.hidden; }
+    std::optional<HiddenWidth> hidden(int64_t width) override {
+      BuiltOptions& options = this->options;
+      int64_t multiple = 1;
+      if constexpr (requires { options.hidden_multiple(); }) multiple = options.hidden_multiple();
+      return HiddenWidth{&options.hidden, options.hidden_at(width), multiple};
+    }
   };
   return {std::move(name), std::move(doc), std::move(source), traits,
           []() -> std::shared_ptr<ChannelMixerSpec> { return std::make_shared<Spec>(); }};

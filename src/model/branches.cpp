@@ -1,5 +1,7 @@
 #include "model/branches.h"
 
+#include <utility>
+
 #include "core/memory.h"
 #include "mixers/random_state.h"
 #include "mixers/without_memory.h"
@@ -87,9 +89,13 @@ void equalize(TokenMixer& mixer, const LayerShape& shape, const std::string& pla
   LayerShape of_plain = shape;
   of_plain.position.type = "none";
   const int64_t length = std::min(shape.max_length, kBranchPositions);
+  // All processes measure the same whole sequences.
+  of_plain.context_parallel = nullptr;
+  const auto positions = std::exchange(mixer.context_parallel_, nullptr);
   const Tensor x = at::randn({kBranchSequences, length, shape.width});
   const double target = root_mean_square(plain->build(of_plain)->forward(x, {}));
   const double present = root_mean_square(mixer.forward(x, {}));
+  mixer.context_parallel_ = positions;
   if (present > 0) output->weight.mul_(target / present);
 }
 

@@ -1,6 +1,9 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <set>
 
 #include "core/sizes.h"
 #include "core/text.h"
@@ -200,46 +203,59 @@ std::optional<Difference> difference_of_weights(ModelConfig& before, ModelConfig
 }
 
 int64_t match_parameters(ModelConfig& config, int64_t target) {
-  std::vector<std::optional<int64_t>*> hidden;
+  std::vector<HiddenWidth> hidden;
   for (auto* list : {&config.layers, &config.encoder_layers}) {
     for (LayerConfig& layer : *list) {
-      if (auto* h = layer.channel->hidden()) hidden.push_back(h);
+      const std::optional<HiddenWidth> width = layer.channel->hidden(config.width);
+      if (width) hidden.push_back(*width);
     }
   }
   const auto within = [&](int64_t count) {
     return std::abs(static_cast<double>(count - target)) <= 0.01 * static_cast<double>(target);
   };
-  const int64_t present = count_parameters(config);
-  if (hidden.empty()) {
-    if (within(present)) return present;
+  // The count with each width times 1 + above / below, rounded to a multiple of `step` that the
+  // mixer can have; absent where one is too small. Widths keep their proportions.
+  const auto count_with = [&](int64_t above, int64_t below,
+                              int64_t step) -> std::optional<int64_t> {
+    for (const HiddenWidth& h : hidden) {
+      const auto unit = static_cast<double>(std::lcm(h.multiple, step));
+      const auto width =
+          static_cast<double>(std::max(h.present / h.multiple, int64_t{1}) * h.multiple);
+      *h.option =
+          std::llround((width + width * static_cast<double>(above) / static_cast<double>(below)) /
+                       unit) *
+          static_cast<int64_t>(unit);
+      if (**h.option < 1) return std::nullopt;
+    }
+    return count_parameters(config);
+  };
+  // Parameters are affine in the widths: two counts give the line.
+  const int64_t slope = *count_with(1, 1, 1) - *count_with(0, 1, 1);
+  const int64_t once = *count_with(0, 1, 1);
+  if (slope <= 0) {  // there is none, or no layer has it
+    if (within(once)) return once;
     usage_error(
-        "the model has ", present, " parameters instead of ", target,
+        "the model has ", once, " parameters instead of ", target,
         " and no channel mixer whose width could match them; change its own options, or leave "
         "the parameters unequal with match_parameters = false.");
   }
-  // Parameters are affine in the hidden width: two counts give the line.
-  const auto count_at = [&](int64_t width) {
-    for (auto* h : hidden) *h = width;
-    return count_parameters(config);
-  };
-  const int64_t a = config.width;
-  const double slope = static_cast<double>(count_at(2 * a) - count_at(a)) / static_cast<double>(a);
-  const double exact = static_cast<double>(a) + static_cast<double>(target - count_at(a)) / slope;
   // Multiples of 8 suit the vector units; a tiny model may need a finer step to come within 1%.
   for (const int64_t step : {8, 1}) {
-    const int64_t width = std::llround(exact / static_cast<double>(step)) * step;
-    if (width < 1) continue;
-    const int64_t count = count_at(width);
-    if (within(count)) return count;
+    const std::optional<int64_t> count = count_with(target - once, slope, step);
+    if (count && within(*count)) return *count;
   }
-  if (exact < 1) {
+  std::set<int64_t> nearest;
+  for (const HiddenWidth& h : hidden) nearest.insert(**h.option);
+  if (*nearest.begin() < 1) {
     usage_error("no hidden width of the channel mixers brings the model to ", target,
                 " parameters within 1%: it has more without them; make its other parts smaller, or "
                 "leave the parameters unequal with match_parameters = false.");
   }
+  std::vector<std::string> names;
+  for (const int64_t width : nearest) names.push_back(str(width));
   usage_error(
       "no hidden width of the channel mixers brings the model to ", target,
-      " parameters within 1%; the nearest is ", std::llround(exact),
+      " parameters within 1%; the nearest is ", join(names),
       "; use a wider or deeper baseline, in which a unit of this width is a smaller part, or "
       "leave the parameters unequal with match_parameters = false.");
 }

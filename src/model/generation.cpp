@@ -83,10 +83,12 @@ int64_t most_positions(const AutoregressiveModel& model, const CachePolicy& poli
   for (const auto& layer : model.decoder_layers().all()) {
     most = std::min(most, layer.mixer->longest().value_or(most));
   }
-  // Learned positions always have a longest sequence; others where it is given.
+  // Learned positions always have a longest sequence; others where it is given. What is added to
+  // the embedding beyond it is nothing that the model was trained with.
   if (!model.config().max_length) return most;
   const int64_t length = *model.config().max_length;
-  bool limited = model.config().position.type == "learned";
+  const std::string& positions = model.config().position.type;
+  bool limited = positions == "learned" || positions == "sinusoidal";
   for (const auto& layer : model.decoder_layers().all()) {
     const bool grows = layer.mixer->state_bytes(2 * length) > layer.mixer->state_bytes(length);
     if (grows && !stays_near(policy, length)) limited = true;

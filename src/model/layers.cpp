@@ -94,9 +94,9 @@ Layers::Layers(Module& owner, const ModelConfig& config, const LayersPlan& plan)
       layer.cross = cut(shape, [&](const LayerShape& of) {
         return built_cross(from, of, *plan.memory_length, place);
       });
-    } else if (from.cross && plan.part.empty()) {
-      usage_error(place, ".cross is ", from.cross->type(),
-                  ", but cross-attention belongs to kind = \"encoder_decoder\".");
+    } else if (from.cross && (plan.part.empty() || plan.key == "encoder_layer")) {
+      usage_error(place, ".cross is ", from.cross->type(), ", but cross-attention belongs to ",
+                  plan.part.empty() ? "kind = \"encoder_decoder\"." : "the decoder, model.layer.");
     }
     layer.channel = cut(shape, [&](const LayerShape& of) {
       return built(*from.channel, of, place + ".channel");

@@ -255,11 +255,16 @@ std::string begun(const std::string& start, std::string sentences) {
 // Of the rows, those that measurably train fastest; in words.
 std::string cheaper(const TaskInfo& task, const Rows& rows) {
   const Row* fastest = nullptr;
+  std::set<std::string> machines;
   for (const Row* row : rows) {
     if (row->tokens_per_second.count == 0) return "";
+    machines.insert(row->speed == nullptr ? "" : row->speed->machine);
     if (!fastest || row->tokens_per_second.median > fastest->tokens_per_second.median) {
       fastest = row;
     }
+  }
+  if (machines.size() > 1) {
+    return " Their training speeds were not measured together, so none is called the fastest.";
   }
   const auto once = [](const Row* row) { return row->tokens_per_second.count == 1; };
   if (std::any_of(rows.begin(), rows.end(), once)) {

@@ -589,6 +589,7 @@ Chart expert_chart(const TaskSummary& t, const Row& row) {
   const size_t every = (layers.size() + kMostLines - 1) / kMostLines;
   LineChart chart;
   size_t experts = 0, index = 0;
+  std::set<size_t> counts;  // of experts in a layer
   double highest = 0;
   std::vector<std::string> notes;
   for (const auto& [layer, seeds] : layers) {
@@ -603,16 +604,22 @@ Chart expert_chart(const TaskSummary& t, const Row& row) {
       highest = std::max(highest, stat.high);
     }
     experts = std::max(experts, count);
+    counts.insert(count);
     notes.push_back(str(line.label, " from ", percent(line.points.back().y), " to ",
                         percent(line.points.front().y)));
     chart.lines.push_back(std::move(line));
   }
-  const double equal = 1 / static_cast<double>(experts);
-  chart.lines.push_back(
-      {"equal",
-       0,
-       false,
-       {{1, equal, equal, equal}, {static_cast<double>(experts), equal, equal, equal}}});
+  double equal = 0;  // the largest share that is an even one
+  for (const size_t count : counts) {
+    const double even = 1 / static_cast<double>(count);
+    const std::string which = counts.size() > 1 ? str(" of ", count) : "";
+    chart.lines.push_back(
+        {"equal" + which,
+         0,
+         false,
+         {{1, even, even, even}, {static_cast<double>(count), even, even, even}}});
+    equal = std::max(equal, even);
+  }
   chart.x = make_axis("experts, the busiest first", Unit::kPlain, 1,
                       static_cast<double>(std::max<size_t>(experts, 2)));
   chart.y = make_axis("share of the choices", Unit::kPercent, 0, std::max(highest, 2 * equal));

@@ -125,6 +125,7 @@ struct Choice {
 struct Speed {
   std::string model{};
   std::string task{};
+  std::string machine{};  // on which
   std::vector<double> train_tokens_per_second{};
   std::vector<double> decode_tokens_per_second{};  // empty where the model does not decode
   std::vector<double> peak_memory_bytes{};         // of a training step

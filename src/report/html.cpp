@@ -424,7 +424,8 @@ std::string model_configs(const Comparison& c) {
   return out;
 }
 
-std::string notes(const Summary& summary) {
+// `machine`: whether the page names the one on which speed was measured.
+std::string notes(const Summary& summary, bool machine) {
   return "<p>Every model trains on the same data in the same order for a given seed. The result is "
          "the metric on held-out data at the last evaluation. Models are compared by the "
          "differences of their results, one a seed (a paired t test). The <b>95% interval</b> also "
@@ -462,7 +463,9 @@ std::string notes(const Summary& summary) {
          "the same loss, by the fits. The intervals come from resampling the seeds of every size, "
          "the same for all models. They are not among the tests of this report, and they do not "
          "hold what the form of the law gets wrong.</p>"
-         "<p><b>Speed</b> is measured on the machine below and depends on what else it was doing. "
+         "<p><b>Speed</b> " +
+         (machine ? "is measured on the machine below and depends on what else it was doing. "
+                  : "depends on the machine and on what else it was doing. ") +
          "<b>State</b> is the memory that decoding keeps: what each token of context adds to it, "
          "and "
          "what it is for a whole sequence of the task.</p>"
@@ -478,7 +481,7 @@ std::string more(const Comparison& c, const Summary& summary) {
   for (const auto& [key, value] : c.machine) {
     machine += element("dt", "", escape(key)) + element("dd", "", escape(value));
   }
-  out += element("h3 id=\"reading\"", "", "How to read it") + notes(summary);
+  out += element("h3 id=\"reading\"", "", "How to read it") + notes(summary, !machine.empty());
   if (!machine.empty())
     out += element("h3", "", "Machine") + element("dl", "", machine) + "<p></p>\n";
   out += fold("Every run",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 
 #include "core/hash.h"
@@ -188,25 +189,34 @@ std::vector<Reading> readings_of(const Line& line, const Frame& f) {
 
 // What lies outside the frame is clipped; a small arrow says where a line goes on.
 std::string draw_clipped(const Line& line, const Frame& f, std::vector<Reading>& readings) {
-  const LinePoint* above = nullptr;
-  const LinePoint* below = nullptr;
-  for (const LinePoint& p : line.points) {
-    if (p.y > f.y.high) above = &p;
-    if (p.y < f.y.low) below = &p;
-  }
   std::string out;
-  const auto arrow = [&](const LinePoint& p, double y, int direction) {
-    out += str("<path class=\"arrow ", series(line.style), "\" d=\"M", num(f.px(p.x) - 4), " ",
-               num(y), "l4 ", -7 * direction, "l4 ", 7 * direction, "Z\"/>");
-    const std::string text =
-        direction > 0 ? " begins above the figure, at " : " goes below the figure, to ";
-    Reading reading{
-        f.px(p.x), y, line.style,
-        line.label + text + formatted("%.4g", direction > 0 ? line.points.front().y : p.y)};
-    readings.insert(direction > 0 ? readings.begin() : readings.end(), std::move(reading));
-  };
-  if (above) arrow(*above, f.top + 3, 1);
-  if (below) arrow(*below, f.bottom - 3, -1);
+  for (const int direction : {1, -1}) {  // above, below
+    const auto outside = [&](const LinePoint& p) {
+      return direction > 0 ? p.y > f.y.high : p.y < f.y.low;
+    };
+    const double y = direction > 0 ? f.top + 3 : f.bottom - 3;
+    const auto mark = [&](const LinePoint& p, const char* verb, const char* preposition,
+                          double at) {
+      out += str("<path class=\"arrow ", series(line.style), "\" d=\"M", num(f.px(p.x) - 4), " ",
+                 num(y), "l4 ", -7 * direction, "l4 ", 7 * direction, "Z\"/>");
+      return Reading{f.px(p.x), y, line.style,
+                     str(line.label, verb, direction > 0 ? "above" : "below", " the figure, ",
+                         preposition, formatted("%.4g", at))};
+    };
+    // It may come from there, and it may go there later.
+    const auto within = std::find_if_not(line.points.begin(), line.points.end(), outside);
+    if (within != line.points.begin()) {
+      readings.insert(readings.begin(),
+                      mark(*(within - 1), " begins ", "at ", line.points.front().y));
+    }
+    const auto last =
+        std::find_if(line.points.rbegin(), std::make_reverse_iterator(within), outside);
+    if (last == std::make_reverse_iterator(within)) continue;
+    const auto most = std::max_element(
+        within, line.points.end(),
+        [&](const auto& a, const auto& b) { return direction * a.y < direction * b.y; });
+    readings.push_back(mark(*last, " goes ", "to ", most->y));
+  }
   return out;
 }
 
@@ -382,7 +392,8 @@ std::vector<double> Axis::ticks() const {
         if (v >= low * 0.9999 && v <= high * 1.0001) out.push_back(v);
       }
     }
-    return out;
+    if (out.size() > 1) return out;
+    out.clear();  // a range so short has numbers at equal distances
   }
   double step = nice_step(high - low, 5);
   if (unit == Unit::kSeconds && high > 60) {
@@ -462,8 +473,8 @@ Axis make_axis(std::string label, Unit unit, double low, double high, bool log) 
 }
 
 std::string draw(const LineChart& chart) {
-  if (std::all_of(chart.lines.begin(), chart.lines.end(),
-                  [](const Line& line) { return line.points.empty(); })) {
+  if (chart.marks.empty() && std::all_of(chart.lines.begin(), chart.lines.end(),
+                                         [](const Line& line) { return line.points.empty(); })) {
     return "";
   }
   const std::string id = id_of(chart.title);

@@ -438,6 +438,7 @@ Chart scaling_chart(const Comparison& c, const SizeSeries& series) {
               {}};
   std::vector<std::string> said;
   Extent losses;
+  bool fitted = false, has_bands = false;
   for (const FamilyFit& family : series.families) {
     const auto style = [&] {
       for (const Row& row : family.points[0].task->rows) {
@@ -449,6 +450,7 @@ Chart scaling_chart(const Comparison& c, const SizeSeries& series) {
     for (size_t i = 0; i < series.grid.size() && !family.law.factors.empty(); ++i) {
       const double y = family.law.at({series.grid[i]});
       const Interval& band = family.bands[i];
+      has_bands = has_bands || known(band);
       line.points.push_back({series.grid[i], y, known(band) ? band.low : y,
                              known(band) ? band.high : y,
                              "fit of " + family.model->label + ": " + fixed(y, 3) + " at " +
@@ -468,18 +470,29 @@ Chart scaling_chart(const Comparison& c, const SizeSeries& series) {
            exact(point.tokens), exact(point.compute), exact(point.loss()),
            family.searched().factors.empty() ? "" : exact(family.fitted_loss(point))});
     }
+    // Two sizes are joined, so that the figure says which model they are of.
+    if (family.law.factors.empty() && family.points.size() < 3) {
+      for (const SizePoint& point : family.points) {
+        line.points.push_back({point.compute, point.loss(), point.loss(), point.loss()});
+      }
+      std::sort(line.points.begin(), line.points.end(),
+                [](const LinePoint& a, const LinePoint& b) { return a.x < b.x; });
+    }
+    fitted = fitted || !family.law.factors.empty();
     if (!line.points.empty()) chart.lines.push_back(std::move(line));
   }
   chart.description = join(said, "; ");
   chart.x = make_axis("training FLOPs", Unit::kCount, series.grid.front() / 1.15,
                       series.grid.back() * 1.15, true);
-  const double margin = 0.08 * losses.size();
+  const double margin = losses.size() > 0 ? 0.08 * losses.size() : 0.02 * std::abs(losses.high);
   chart.y =
       make_axis("loss (nats a target)", Unit::kPlain, losses.low - margin, losses.high + margin);
   out.drawings.push_back(draw(chart));
   out.caption =
-      "<b>Loss against compute</b>, in nats a target: a ring for the mean of every size, and the "
-      "fitted power law with the 95% band that resampling the seeds gives.";
+      str("<b>Loss against compute</b>, in nats a target: a ring for the mean of every size",
+          fitted ? ", and the fitted power law of models with three sizes"
+                 : ". A fit takes three sizes",
+          has_bands ? " with the 95% band that resampling the seeds gives." : ".");
   return out;
 }
 

@@ -96,7 +96,7 @@ Asked parse_chat(const std::string& body, const Codec& codec, const ChatTemplate
   expect_off(object, "function_call", "none");
   expect_off(object, "store", false);
   expect_off(object, "metadata", Json::object());
-  std::vector<int64_t> prompt = codec.encode_spelled(chat.spelled(read_messages(object)));
+  std::vector<int64_t> prompt = chat.encoded(read_messages(object));
   if (prompt.empty()) prompt.push_back(codec.end().value_or(0));
   r.prompts = {std::move(prompt)};
   r.ends = chat.ends();

@@ -1,7 +1,9 @@
 #include "serve/chat_template.h"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
+#include <utility>
 
 #include "core/files.h"
 #include "serve/request.h"
@@ -20,6 +22,21 @@ std::string read_whole(const fs::path& path) {
   return read_file(path.string());
 }
 
+// Empty where there is no file.
+OrderedJson object_in(const fs::path& path) {
+  if (!fs::exists(path)) return OrderedJson::object();
+  bool deep = false;
+  OrderedJson json = OrderedJson::parse(
+      read_whole(path),
+      [&](int depth, OrderedJson::parse_event_t, OrderedJson&) {
+        deep = deep || depth > 64;
+        return !deep;
+      },
+      false);
+  require(json.is_object() && !deep, path.string(), ": is not a JSON object.");
+  return json;
+}
+
 // {"bos_token": "<s>"} or {"bos_token": {"content": "<s>", ...}}; empty where there is none.
 std::string token_name(const OrderedJson& config, const char* key) {
   const auto found = config.find(key);
@@ -29,6 +46,37 @@ std::string token_name(const OrderedJson& config, const char* key) {
     return found->at("content").get<std::string>();
   }
   return "";
+}
+
+// {"added_tokens_decoder": {"32001": {"content": "<|assistant|>", "rstrip": true, ...}, ...}}.
+std::vector<NamedToken> added_tokens(const OrderedJson& config) {
+  std::vector<NamedToken> out;
+  const auto table = config.find("added_tokens_decoder");
+  if (table == config.end() || !table->is_object()) return out;
+  const auto is_set = [](const OrderedJson& token, const char* key) {
+    return token.contains(key) && token.at(key) == true;
+  };
+  for (const auto& [id, token] : table->items()) {
+    int64_t number = 0;
+    const auto [end, problem] = std::from_chars(id.data(), id.data() + id.size(), number);
+    if (problem != std::errc() || end != id.data() + id.size() || !token.is_object()) continue;
+    out.push_back({.name = token_name(token, "content"),
+                   .token = number,
+                   .takes_before = is_set(token, "lstrip"),
+                   .takes_after = is_set(token, "rstrip")});
+  }
+  return out;
+}
+
+// {"eos_token_id": 7} or {"eos_token_id": [7, 9]}.
+std::vector<int64_t> end_tokens(const OrderedJson& config) {
+  std::vector<int64_t> out;
+  const auto found = config.find("eos_token_id");
+  if (found == config.end()) return out;
+  for (const OrderedJson& id : found->is_array() ? *found : OrderedJson::array({*found})) {
+    if (id.is_number_integer()) out.push_back(id.get<int64_t>());
+  }
+  return out;
 }
 
 // Absent: there is none.
@@ -66,36 +114,26 @@ jinja::Value function(const char* name, std::function<jinja::Value(jinja::Call&)
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(const std::string& folder, const Codec& codec) {
+ChatTemplate::ChatTemplate(const std::string& folder, const Codec& codec) : codec_(codec) {
   try {
-    read(folder, codec);
+    read(folder);
   } catch (const std::exception& error) {
     missing_ = error.what();
     template_.reset();
   }
 }
 
-void ChatTemplate::read(const std::string& folder, const Codec& codec) {
+void ChatTemplate::read(const std::string& folder) {
   const fs::path config_path = fs::path(folder) / "tokenizer_config.json";
   const fs::path alone = fs::path(folder) / "chat_template.jinja";
-  OrderedJson config = OrderedJson::object();
+  const OrderedJson config = object_in(config_path);
   std::optional<std::string> source;
   path_ = alone.string();
-  if (fs::exists(alone)) source = read_whole(alone);
-  if (fs::exists(config_path)) {
-    bool deep = false;
-    config = OrderedJson::parse(
-        read_whole(config_path),
-        [&](int depth, OrderedJson::parse_event_t, OrderedJson&) {
-          deep = deep || depth > 64;
-          return !deep;
-        },
-        false);
-    require(config.is_object() && !deep, config_path.string(), ": is not a JSON object.");
-    if (!source) {
-      path_ = config_path.string();
-      source = source_in(config, path_);
-    }
+  if (fs::exists(alone)) {
+    source = read_whole(alone);
+  } else {
+    path_ = config_path.string();
+    source = source_in(config, path_);
   }
   if (!source) {
     missing_ = str("this model has no chat template: ", folder,
@@ -103,12 +141,20 @@ void ChatTemplate::read(const std::string& folder, const Codec& codec) {
                    "\"chat_template\"; /v1/completions takes a prompt as it is.");
     return;
   }
-  const auto named = [&](std::optional<int64_t> token) { return token ? codec.name(*token) : ""; };
-  start_ = token_name(config, "bos_token");
-  if (start_.empty()) start_ = named(codec.start());
-  end_ = token_name(config, "eos_token");
-  if (end_.empty()) end_ = named(codec.end());
-  if (const std::vector<int64_t> end = codec.encode_spelled(end_); end.size() == 1) ends_ = end;
+  unfound_ = codec_.unfound(added_tokens(config));
+  ends_ = end_tokens(object_in(fs::path(folder) / "generation_config.json"));
+  const auto named = [&](const char* key, std::optional<int64_t> own) {
+    const std::string name = token_name(config, key);
+    return name.empty() && own ? codec_.name(*own) : name;
+  };
+  const std::string end = named("eos_token", codec_.end());
+  special_ = {{"bos_token", named("bos_token", codec_.start())}, {"eos_token", end}};
+  for (const char* key : {"unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    special_.emplace_back(key, named(key, std::nullopt));
+  }
+  std::erase_if(special_, [](const auto& one) { return one.second.empty(); });
+  const std::vector<int64_t> tokens = codec_.encode_spelled(end, unfound_);
+  if (tokens.size() == 1) ends_.push_back(tokens[0]);
   for (const char* part : {".type", "['type']", "[\"type\"]"}) {
     takes_parts_ = takes_parts_ || source->find(part) != std::string::npos;
   }
@@ -134,8 +180,9 @@ std::string ChatTemplate::spelled(const nlohmann::ordered_json& messages,
   jinja::Dict names;
   names.set("messages", jinja::Value::from_json(given));
   names.set("add_generation_prompt", true);
-  names.set("bos_token", start_);
-  names.set("eos_token", end_);
+  names.set("tools", jinja::None{});  // there are none, and they are defined, as in transformers
+  names.set("documents", jinja::None{});
+  for (const auto& [key, name] : special_) names.set(key, name);
   names.set("raise_exception", function("raise_exception", [](jinja::Call& call) -> jinja::Value {
               throw jinja::Raised(call.positional.empty() ? "" : shown(call.positional[0]));
             }));

@@ -4,36 +4,14 @@
 #include <limits>
 #include <utility>
 
+#include "core/utf8.h"
+#include "data/unicode.h"
 #include "train/config.h"
 
 namespace headloom {
 namespace {
 
 constexpr const char* kReplacement = "\xef\xbf\xbd";
-
-// Of the sequence that begins bytes (not empty): how long it is, whether it is a character, and
-// whether it may become one when more bytes come.
-struct FirstCharacter {
-  size_t size;
-  bool valid, open;
-};
-
-FirstCharacter first_character(std::string_view bytes) {
-  const auto at = [&](size_t i) { return static_cast<unsigned char>(bytes[i]); };
-  const unsigned char lead = at(0);
-  if (lead < 0x80) return {1, true, false};
-  if (lead < 0xc2 || lead > 0xf4) return {1, false, false};
-  const size_t size = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  for (size_t i = 1; i < size; ++i) {
-    if (i == bytes.size()) return {i, false, true};
-    // The second byte's limits exclude longer forms than needed, surrogates and what is above
-    // U+10FFFF (Unicode 15, table 3-7).
-    const unsigned char low = i > 1 ? 0x80 : lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-    const unsigned char high = i > 1 ? 0xbf : lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    if (at(i) < low || at(i) > high) return {i, false, false};
-  }
-  return {size, true, false};
-}
 
 }  // namespace
 
@@ -58,39 +36,79 @@ std::vector<int64_t> Codec::encode(const std::string& text, bool start) const {
   return out;
 }
 
-std::vector<int64_t> Codec::encode_spelled(const std::string& text) const {
-  // A tokenizer.json finds all its special tokens itself, a SentencePiece model none.
-  struct Special {
-    std::string name;
-    int64_t token;
-    size_t next;  // where it stands next in the text
-  };
-  std::vector<Special> specials;
+std::vector<NamedToken> Codec::unfound(std::vector<NamedToken> more) const {
+  std::vector<NamedToken> out = std::move(more);
+  std::vector<int64_t> tokens;
+  if (tokenizer_) tokens = tokenizer_->unfound();
   for (const auto& token : {start(), end()}) {
-    if (!token || name(*token).empty()) continue;
-    const std::vector<int64_t> self = encode(name(*token), false);
-    if (self != std::vector{*token}) {
-      specials.push_back({name(*token), *token, text.find(name(*token))});
-    }
+    if (token) tokens.push_back(*token);
   }
+  for (const int64_t token : tokens) out.push_back({.name = name(token), .token = token});
+  // An empty name would be found everywhere. Of two at one place the longer one is meant, and of
+  // two with one name the first.
+  std::erase_if(out, [&](const NamedToken& one) {
+    return one.name.empty() || one.token < 0 || one.token >= vocabulary_ ||
+           encode(one.name, false) == std::vector{one.token};
+  });
+  std::stable_sort(out.begin(), out.end(), [](const NamedToken& a, const NamedToken& b) {
+    return a.name.size() > b.name.size();
+  });
+  return out;
+}
+
+namespace {
+
+// How many bytes of white space a text begins with.
+size_t leading_spaces(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const data::CodePoint c = data::code_point(text.substr(at));
+    if (!data::is_space(c.value)) break;
+    at += c.length;
+  }
+  return at;
+}
+
+// How many bytes a text has before the white space that it ends with.
+size_t without_spaces(std::string_view text) {
+  size_t end = 0;
+  for (size_t at = 0; at < text.size();) {
+    const data::CodePoint c = data::code_point(text.substr(at));
+    at += std::max(c.length, size_t{1});  // what is no UTF-8 is no space
+    if (!data::is_space(c.value)) end = at;
+  }
+  return end;
+}
+
+}  // namespace
+
+std::vector<int64_t> Codec::encode_spelled(const std::string& text,
+                                           const std::vector<NamedToken>& named) const {
+  std::vector<size_t> next;  // where each stands next in the text
+  for (const NamedToken& one : named) next.push_back(text.find(one.name));
   std::vector<int64_t> out;
   for (size_t from = 0; from < text.size();) {
     size_t found = text.size();
-    const Special* which = nullptr;
-    for (Special& one : specials) {
-      if (one.next < from) one.next = text.find(one.name, from);
-      if (one.next < found) {
-        found = one.next;
-        which = &one;
+    const NamedToken* which = nullptr;
+    for (size_t i = 0; i < named.size(); ++i) {
+      if (next[i] < from) next[i] = text.find(named[i].name, from);
+      if (next[i] < found) {
+        found = next[i];
+        which = &named[i];
       }
     }
-    if (found > from) {
-      const std::vector<int64_t> piece = encode(text.substr(from, found - from), false);
+    size_t until = found;
+    if (which != nullptr && which->takes_before) {
+      until = from + without_spaces(std::string_view(text).substr(from, found - from));
+    }
+    if (until > from) {
+      const std::vector<int64_t> piece = encode(text.substr(from, until - from), false);
       out.insert(out.end(), piece.begin(), piece.end());
     }
     if (which == nullptr) break;
     out.push_back(which->token);
     from = found + which->name.size();
+    if (which->takes_after) from += leading_spaces(std::string_view(text).substr(from));
   }
   return out;
 }
@@ -178,15 +196,6 @@ int64_t Utf8Stream::place_of(std::string_view bytes) const {
   const std::string begun = held_ + bytes.front();
   const FirstCharacter start = first_character(begun);
   return characters_ + (start.open || start.valid ? 0 : 1);
-}
-
-bool is_utf8(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const FirstCharacter start = first_character(bytes);
-    if (!start.valid) return false;
-    bytes.remove_prefix(start.size);
-  }
-  return true;
 }
 
 }  // namespace headloom

@@ -18,6 +18,13 @@ class Tokenizer;
 
 namespace headloom {
 
+// A token that stands in a text by its name.
+struct NamedToken {
+  std::string name;
+  int64_t token;
+  bool takes_before = false, takes_after = false;  // the white space there belongs to the name
+};
+
 // Text as tokens and back: by the tokenizer, or by the task where it has none. Safe to use from
 // several threads.
 class Codec {
@@ -28,9 +35,13 @@ class Codec {
   // With the token that a model expects before a text, where there is one and `start` asks for it.
   // Throws UsageError for text that the vocabulary cannot express.
   std::vector<int64_t> encode(const std::string& text, bool start = true) const;
+  // Those of which encode() does not find the names: of the tokens that stand for no text, and of
+  // `more`, which files beside the tokenizer have.
+  std::vector<NamedToken> unfound(std::vector<NamedToken> more) const;
   // Of a text that spells out where it starts and ends, as chat templates write it: the names of
-  // special tokens stand for them, and nothing is added.
-  std::vector<int64_t> encode_spelled(const std::string& text) const;
+  // special tokens stand for these, as do those that unfound() gave, and nothing is added.
+  std::vector<int64_t> encode_spelled(const std::string& text,
+                                      const std::vector<NamedToken>& named) const;
   // The bytes that a token adds in the middle of a text; none for tokens that stand for no text.
   std::string piece(int64_t token) const;
   // The same for each token of a text, from its start on.
@@ -81,7 +92,5 @@ class Utf8Stream {
   std::string held_;
   int64_t characters_ = 0;  // passed on so far
 };
-
-bool is_utf8(std::string_view bytes);
 
 }  // namespace headloom

@@ -25,11 +25,16 @@ std::string number_of(const Experiment& experiment, size_t unfinished) {
 }
 
 // Ends the comparison where a run was refused or met an Obstacle, as one without jobs ends.
+// The runs that other processes train are saved.
+void stop(Workers& workers) {
+  workers.interrupt();
+  while (workers.running() > 0) workers.wait();
+}
+
 void check_not_stopped(const Workers::Ended& ended, const PlannedRun& run, Workers& workers) {
   const bool obstacle = ended.message.ends_with(kWorkerObstacle);
   if (ended.code != kRefused && !obstacle) return;
-  workers.interrupt();  // the other runs are saved
-  while (workers.running() > 0) workers.wait();
+  stop(workers);
   const char* const stops = " as is said above, so the comparison stops; finished runs are kept.";
   if (obstacle) fail("the run ", label_of(run), " could not be trained,", stops);
   usage_error("the run ", label_of(run), " was refused,", stops);
@@ -110,8 +115,13 @@ void train_side_by_side(Experiment& experiment, const CompareControl& control,
       run.run.problem = str("the process that trained it ", ended.how, ", for the second time",
                             ended.message.empty() ? "." : ": " + ended.message);
     }
-    experiment.advance();
-    tell();
+    try {
+      experiment.advance();
+      tell();
+    } catch (...) {  // a disk that is full, or a step that has to be timed on another machine
+      stop(workers);
+      throw;
+    }
   }
 }
 

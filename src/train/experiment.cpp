@@ -256,6 +256,11 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
   comparison.title = config.title;
   comparison.seeds = config.seeds;
   for (const SweepKey& key : sweep_.keys) {
+    if (key.place() == "train.eval_every" && stops_early(config_)) {
+      usage_error("'sweep.", key.name,
+                  "' cannot be swept with 'train.stop_accuracy', because a run ",
+                  "stops at an evaluation.");
+    }
     comparison.swept.push_back(key.name);
     if (config.match_parameters && key.table == "channel" && key.key == "hidden") {
       usage_error("'sweep.", key.name,
@@ -376,8 +381,10 @@ double Experiment::seconds_of_step(const RunConfig& run, size_t t) {
   require(control_.step_seconds != nullptr, "a budget of seconds needs a measured step.");
   if (timed_on_.empty()) timed_on_ = machine_text();
   if (timed_on_ != machine_text()) {
-    usage_error(control_.folder, ": steps were timed on \"", timed_on_, "\", and this is \"",
-                machine_text(), "\"; time another model there, or everything here with --fresh.");
+    // No UsageError: a sweep takes that for the end of a key's range.
+    throw Obstacle(str(control_.folder, ": steps were timed on \"", timed_on_, "\", and this is \"",
+                       machine_text(),
+                       "\"; time another model there, or everything here with --fresh."));
   }
   const double seconds = step_seconds_[key] = control_.step_seconds(timed, *tasks_[t]);
   measured_ = true;

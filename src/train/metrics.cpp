@@ -163,10 +163,9 @@ void each_line(std::string_view text, const std::string& path,
 
 }  // namespace
 
-Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
-  if (path_.empty()) return;
+Metrics::Metrics(std::string path, int64_t step, SummedLoad load) : path_(std::move(path)) {
   std::string present, kept;
-  if (std::filesystem::exists(path_)) present = read_file(path_);
+  if (!path_.empty() && std::filesystem::exists(path_)) present = read_file(path_);
   each_line(present, path_, [&](std::string_view line) {
     const auto json = parse_json_if_whole<Json>(line);
     if (!json.is_object()) return false;
@@ -176,7 +175,8 @@ Metrics::Metrics(std::string path, int64_t step) : path_(std::move(path)) {
     if (const auto point = step_point(json)) remember(*point);
     return true;
   });
-  if (kept != present || kept.empty()) write_file(path_, kept);
+  load_ = std::move(load);
+  if (!path_.empty() && (kept != present || kept.empty())) write_file(path_, kept);
 }
 
 void Metrics::remember(const StepPoint& point) {
@@ -184,24 +184,24 @@ void Metrics::remember(const StepPoint& point) {
   losses_.push_back(point.loss);
   step_seconds_.push_back(point.seconds);
   if (point.expert_load.empty()) return;
-  ++load_steps_;
+  ++load_.steps;
   for (const auto& [layer, shares] : point.expert_load) {
-    load_[layer].resize(shares.size());
-    for (size_t i = 0; i < shares.size(); ++i) load_[layer][i] += shares[i];
+    std::vector<double>& sum = load_.sum[layer];
+    sum.resize(shares.size());
+    for (size_t i = 0; i < shares.size(); ++i) sum[i] += shares[i];
   }
 }
 
 void Metrics::remember(const EvalPoint& point) {
   evaluations_.push_back(point);
   losses_.clear();
-  load_.clear();
-  load_steps_ = 0;
+  load_ = {};
 }
 
 ExpertLoad Metrics::mean_load() const {
-  ExpertLoad mean = load_;
+  ExpertLoad mean = load_.sum;
   for (auto& [layer, shares] : mean) {
-    for (double& share : shares) share /= static_cast<double>(load_steps_);
+    for (double& share : shares) share /= static_cast<double>(load_.steps);
   }
   return mean;
 }

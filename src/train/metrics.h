@@ -48,11 +48,18 @@ struct StepPoint {
   ExpertLoad expert_load = {};              // kept until the next evaluation, not written
 };
 
+// The sum over steps of what each expert got, since an evaluation.
+struct SummedLoad {
+  ExpertLoad sum;
+  int64_t steps = 0;
+};
+
 class Metrics {
  public:
   // Opens RUN/metrics.jsonl; "" for no file: then the points are only kept. Lines of steps after
-  // `step` (of a run that went on past its last checkpoint) are dropped.
-  Metrics(std::string path, int64_t step);
+  // `step` (of a run that went on past its last checkpoint) are dropped. `load`: the load() of that
+  // step, which the file does not have.
+  Metrics(std::string path, int64_t step, SummedLoad load = {});
   void add(const StepPoint& point);
   void add(const EvalPoint& point);
   // Has the file's lines on the disk, also where the power fails.
@@ -64,7 +71,9 @@ class Metrics {
   double mean_loss() const;
   // Of the run's first step; absent before it.
   std::optional<double> first_loss() const { return first_loss_; }
-  // Mean expert load since the last evaluation or, if that is later, since a resume.
+  const SummedLoad& load() const { return load_; }
+  // Mean expert load since the last evaluation (or since a resume, where the checkpoint is of a
+  // version that did not keep it).
   ExpertLoad mean_load() const;
 
  private:
@@ -75,8 +84,7 @@ class Metrics {
   std::vector<EvalPoint> evaluations_;
   std::vector<double> step_seconds_, losses_;
   std::optional<double> first_loss_;
-  ExpertLoad load_;  // sum
-  int64_t load_steps_ = 0;
+  SummedLoad load_;
 };
 
 // What RUN/metrics.jsonl says of a run.

@@ -216,13 +216,7 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
   try {
     const TrainOutcome outcome = train(
         planned.config, {.folder = run, .resume = true, .label = label, .of_comparison = true});
-    result = {.problem = "",
-              .warning = outcome.warning,
-              .tokens_per_second = outcome.tokens_per_second,
-              .peak_memory = outcome.peak_memory};
-    // Where nothing was left to train, what is known of its end stays.
-    const std::optional<RunResult> known = read_result(run + "/result.json");
-    if (outcome.peak_memory < 0 && known && known->problem.empty()) result = *known;
+    result = outcome.result;
     if (outcome.interrupted) {
       take_points(planned, read_metrics(run + "/metrics.jsonl"));
       return false;
@@ -234,7 +228,12 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
   } catch (const std::exception& error) {  // an allocation that failed, say
     result.problem = problem_of(error);
   }
-  make_folders(run);  // which is not there where the run failed before it began
+  if (!fs::exists(run + "/config.toml")) {  // it failed before it began
+    make_folders(run);
+    RunConfig config = read_run_config(planned.config);
+    write_run_config(run, config, "");
+    if (const std::string* file = config.task->tokenizer_file()) keep_tokenizer(run, *file);
+  }
   write_result(run + "/result.json", result);
   finish(planned, result);
   take_points(planned, read_metrics(run + "/metrics.jsonl"));
@@ -263,7 +262,7 @@ bool adopt_run(PlannedRun& planned, const std::string& folder, const data::Task&
     }
   }
   if (found == Present::other) set_aside(run);
-  if (found == Present::no) fs::remove(run + "/result.json");  // it failed before it began
+  if (found == Present::no) fs::remove(run + "/result.json");  // whose configuration is gone
   if (found != Present::same) return false;
   take(planned, progress);
   return true;

@@ -24,11 +24,21 @@ bool is_of_no_consequence(const std::string& key) {
   return keys.contains(key);
 }
 
+namespace {
+
+// `stops`: a run may stop at an accuracy, and then does so at an evaluation.
+bool is_left_out(const std::string& key, bool stops) {
+  return is_of_no_consequence(key) && !(stops && key == "eval_every");
+}
+
+}  // namespace
+
 std::string train_differences(TrainOptions baseline, TrainOptions run,
                               const std::set<std::string>& chosen) {
   std::vector<std::string> changed;
+  const bool stops = baseline.stop_accuracy || run.stop_accuracy;
   for (const Difference& d : differences(write_fields(baseline), write_fields(run))) {
-    if (is_of_no_consequence(d.key) || chosen.contains("train." + d.key)) continue;
+    if (is_left_out(d.key, stops) || chosen.contains("train." + d.key)) continue;
     changed.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
   }
   return join(changed);
@@ -40,7 +50,8 @@ report::Setting conditions_of(const RunConfig& run) {
   TrainOptions train = run.train;
   const Node written = write_fields(train);
   for (const auto& [key, value] : written.table()) {
-    if (is_of_no_consequence(key) || key.starts_with("eval_")) continue;
+    if (is_left_out(key, train.stop_accuracy.has_value())) continue;
+    if (key.starts_with("eval_") && key != "eval_every") continue;
     out.push_back({key, inline_toml(value)});
   }
   return out;

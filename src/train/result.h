@@ -9,8 +9,8 @@ namespace headloom {
 struct RunResult {
   std::string problem;       // "" when the run finished
   std::string warning = {};  // of a run that finished but has diverged
-  double tokens_per_second = 0;
-  int64_t peak_memory = -1;
+  double tokens_per_second = 0;  // or images; median over steps, evaluations left out
+  int64_t peak_memory = -1;      // bytes above what the process held before; -1: not measured
 };
 
 void write_result(const std::string& path, const RunResult& result);

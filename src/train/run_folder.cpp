@@ -57,7 +57,8 @@ namespace {
 std::vector<std::pair<std::string, std::string>> copies_of_tokenizer(const std::string& folder,
                                                                      const std::string& file) {
   std::vector<std::pair<std::string, std::string>> out = {{file, kept_tokenizer(folder, file)}};
-  for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
+  for (const char* name :
+       {"tokenizer_config.json", "chat_template.jinja", "generation_config.json"}) {
     const fs::path beside = fs::path(file).parent_path() / name;
     if (fs::exists(beside)) out.emplace_back(beside.string(), folder + "/" + name);
   }

@@ -16,7 +16,7 @@ namespace headloom {
 std::string kept_tokenizer(const std::string& folder, const std::string& file);
 
 // Copies the tokenizer `file` there, and what stands beside it and says how it is used in a chat:
-// tokenizer_config.json and chat_template.jinja.
+// tokenizer_config.json, chat_template.jinja and generation_config.json.
 void keep_tokenizer(const std::string& folder, const std::string& file);
 
 // Whose folders are meant.

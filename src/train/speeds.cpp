@@ -79,6 +79,7 @@ bool KeptSpeeds::take(const std::string& task, int64_t rounds, std::vector<Timed
     for (const TimedModel& m : models) {
       const SpeedsJson& of_model = of_task.at("models").at(m.model);
       report::Speed speed{.model = m.model, .task = task};
+      of_task.at("machine").get_to(speed.machine);
       of_model.at("train_tokens_per_second").get_to(speed.train_tokens_per_second);
       of_model.at("decode_tokens_per_second").get_to(speed.decode_tokens_per_second);
       of_model.at("peak_memory_bytes").get_to(speed.peak_memory_bytes);

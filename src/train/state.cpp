@@ -38,6 +38,9 @@ std::string state_json(const TrainState& state) {
   if (state.data) {
     json["data"] = {{"count", state.data->count}, {"fingerprint", state.data->fingerprint}};
   }
+  if (!state.load.sum.empty()) {
+    json["expert_load"] = {{"sum", state.load.sum}, {"steps", state.load.steps}};
+  }
   json["crc64"] = checksum(json);
   return json.dump(1) + "\n";
 }
@@ -73,6 +76,10 @@ TrainState parse_state(const std::string& text, const std::string& path) {
     if (json.contains("data")) {
       const Json& data = json.at("data");
       state.data = {data.at("count").get<int64_t>(), data.at("fingerprint").get<std::string>()};
+    }
+    if (json.contains("expert_load")) {
+      json.at("expert_load").at("sum").get_to(state.load.sum);
+      json.at("expert_load").at("steps").get_to(state.load.steps);
     }
   } catch (const Json::exception&) {
     fail(path, ": is damaged or not a checkpoint's state.");

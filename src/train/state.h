@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "train/metrics.h"
+
 namespace headloom {
 
 // How a tensor is cut of which each file in parts has one part (mixers/tensor_parallel.h).
@@ -44,6 +46,7 @@ struct TrainState {
   std::vector<std::map<std::string, std::string>> other_routes = {};
   // Absent in checkpoints that were written before it was kept, and of generated data.
   std::optional<StoredData> data = {};
+  SummedLoad load = {};  // of experts since the last evaluation
 };
 
 // The text carries its own checksum, so that damage is found on reading.

@@ -29,7 +29,6 @@
 #include "train/gradients.h"
 #include "train/interrupt.h"
 #include "train/progress.h"
-#include "train/result.h"
 #include "train/run_folder.h"
 #include "train/run_past.h"
 #include "train/run_session.h"
@@ -90,7 +89,7 @@ class Trainer {
         gradients_(model_->parameters(), grid_.data, shards()),
         optimizer_(*model_, options_, shards(), cut_.get()),
         state_(open()),
-        metrics_(first() ? control_.folder + "/metrics.jsonl" : "", state_.step) {}
+        metrics_(first() ? control_.folder + "/metrics.jsonl" : "", state_.step, state_.load) {}
 
   TrainOutcome run() {
     try {
@@ -134,14 +133,17 @@ class Trainer {
     }
   }
 
-  // Of a run that had nothing left to train, what is known of its end is left as it is.
-  void note_end(const TrainOutcome& outcome, bool trained) const {
-    const std::optional<RunResult> known = read_result(result_path());
-    if (!trained && known && known->problem.empty()) return;
-    write_result(result_path(), {.problem = "",
-                                 .warning = outcome.warning,
-                                 .tokens_per_second = outcome.tokens_per_second,
-                                 .peak_memory = outcome.peak_memory});
+  // How the run stands after `trained` steps of this process. One that has only loaded the model
+  // knows nothing of the run's memory, so that what the folder has of its end stands.
+  RunResult result_after(int64_t trained, bool interrupted) {
+    std::optional<RunResult> known;
+    if (trained == 0 && first()) known = read_result(result_path());
+    if (known && !known->problem.empty()) known.reset();
+    if (group_.any(known.has_value())) return known.value_or(RunResult{});
+    return {.problem = "",
+            .warning = interrupted ? "" : divergence(),
+            .tokens_per_second = tokens_per_second(metrics_.step_seconds()),
+            .peak_memory = trained > 0 ? memory_.bytes() : -1};
   }
 
   std::string result_path() const { return control_.folder + "/result.json"; }
@@ -161,15 +163,12 @@ class Trainer {
     out.step = state_.step;
     out.seconds = state_.seconds;
     out.evaluations = metrics_.evaluations();
-    out.tokens_per_second = tokens_per_second(metrics_.step_seconds());
     out.unit = work_unit(*task_).name;
-    // Where nothing was left to train, a process that has loaded the model knows nothing of it.
-    out.peak_memory = state_.step > begun_at ? memory_.bytes() : -1;
-    if (!out.interrupted) out.warning = divergence();
-    if (!out.warning.empty()) progress_.line("warning: " + out.warning);
+    out.result = result_after(state_.step - begun_at, out.interrupted);
+    if (!out.result.warning.empty()) progress_.line("warning: " + out.result.warning);
     // A comparison does so itself.
     if (first() && !out.interrupted && !control_.of_comparison) {
-      note_end(out, state_.step > begun_at);
+      write_result(result_path(), out.result);
     }
     return out;
   }
@@ -457,6 +456,7 @@ class Trainer {
       for (size_t i = 1; i < all.size(); ++i) state_.other_routes.push_back(read_routes(all[i]));
     }
     note_best();
+    state_.load = metrics_.load();
     metrics_.sync();  // the checkpoint goes on from them
     const CheckpointStore store(control_.folder);
     if (optimizer_.parts() > 1) {

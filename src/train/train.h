@@ -7,6 +7,7 @@
 #include "core/config.h"
 #include "distributed/communicator.h"
 #include "train/metrics.h"
+#include "train/result.h"
 
 namespace headloom {
 
@@ -27,11 +28,9 @@ struct TrainOutcome {
   bool requeue = false;      // by SIGUSR1 to any process (interrupt.h)
   int64_t parameters = 0;
   std::vector<EvalPoint> evaluations;
-  double tokens_per_second = 0;  // median over steps, evaluations left out
-  std::string unit = "tokens";   // or images
-  int64_t peak_memory = -1;      // bytes above what the process held before; -1: not measured
+  std::string unit = "tokens";  // or images
   double seconds = 0;
-  std::string warning = {};  // of a run that has finished: that it has diverged
+  RunResult result = {};  // of the first process; what the folder has, where nothing was trained
 };
 
 // Runs `config` ([model], [task], [train]) in `control.folder`, which is locked meanwhile. The

@@ -114,6 +114,17 @@ b = "2"
   round_trip(root);
 }
 
+TEST(Toml, WritesAnyTextThatIsUtf8) {
+  for (const std::string text : {"\nfirst", "a'''b\nc", "\"\\\n\t\x01\x7f", "\r\n", "grün\n"}) {
+    Node root;
+    root.set("text", {.value = text});
+    EXPECT_EQ(std::get<std::string>(parse_toml(to_toml(root), "t").find("text")->value), text);
+  }
+  Node root;
+  root.set("paths", {.value = std::string("donn\xe9" "es")});
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { to_toml(root); }), "is no UTF-8"));
+}
+
 TEST(Toml, RoundTripOfTablesMadeInCode) {
   Node root, inner, text;
   text.value = std::string("line\nbreak");

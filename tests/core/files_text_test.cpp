@@ -39,6 +39,19 @@ TEST(Files, WriteReplacesAndLeavesNothingElse) {
   EXPECT_EQ(entries(folder.path()), 1u);
 }
 
+TEST(Files, WhatIsReplacedKeepsItsPermissions) {
+  const TempFolder folder;
+  const std::string path = folder.path("a.txt");
+  write_file(path, "first");
+  for (const auto mode :
+       {fs::perms::owner_read | fs::perms::owner_write,
+        fs::perms::owner_read | fs::perms::owner_write | fs::perms::group_write}) {
+    fs::permissions(path, mode);
+    write_file(path, "second");
+    EXPECT_EQ(fs::status(path).permissions(), mode);
+  }
+}
+
 TEST(Files, AnExceptionWhileWritingKeepsTheOldContent) {
   const TempFolder folder;
   const std::string path = folder.path("a.txt");

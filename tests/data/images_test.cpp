@@ -366,6 +366,10 @@ TEST(Images, FoldersAreClasses) {
   EXPECT_EQ(error_of(config),
             "the image '" + folder.path("red/pipe.png") + "' is no regular file.");
   std::filesystem::remove(folder.path("red/pipe.png"));
+  std::filesystem::create_directory_symlink(folder.path("blue"), folder.path("red/more"));
+  expect_contains(error_of(config), "the folder '" + folder.path("red/more") +
+                                        "' is a link, and a class's links to folders are not ");
+  std::filesystem::remove(folder.path("red/more"));
   folder.write("red/narrow.png", png(picture(1, 3000, 255, 0, 0)));
   expect_contains(
       error_of("type = 'images'\nresize = true\nsize = 64\npath = '" + folder.path() + "'"),

@@ -186,6 +186,8 @@ TEST(Jsonl, BrokenLinesAreNamedAndNumbered) {
   expect_contains(error("{\"input\": \"a\"}"), place + "has no \"label\".");
   expect_contains(error("{\"input\": \"a\", \"label\": 3}"),
                   place + "has a \"label\" that is no text.");
+  expect_contains(error("{\"input\": \"a\", \"label\": \"a\\u0000b\"}"),
+                  place + "has a character 0 in \"label\".");
   expect_contains(error("{\"text\": \"a\"}"), place + "has \"text\", but the lines before it");
   expect_contains(error("{\"other\": \"a\"}"), place + "has no \"text\" and no \"input\"");
   expect_contains(error("{\"input\": \"a\", \"label\": \"\"}"), place + "has an empty \"label\".");

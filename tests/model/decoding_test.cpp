@@ -197,6 +197,27 @@ TEST(Decoding, NoSequencesHaveSeenNothing) {
   EXPECT_EQ(two.select(at::empty({0}, at::kLong)).longest, 0);
 }
 
+// All texts have left, and texts of two lengths join.
+TEST(Decoding, AStateOfNothingIsJoinedLikeANewOne) {
+  at::NoGradGuard no_grad;
+  const auto model = decoder("[[layer]]\nmixer = { type = 'mha', heads = 4 }\n");
+  const auto read = [&](int64_t length) {
+    DecoderState state = model->initial_state();
+    model->extend(at::arange(1, 1 + length).unsqueeze(0), state);
+    return state;
+  };
+  const auto joined = [&](DecoderState state) {
+    std::vector<DecoderState> others;
+    others.push_back(read(5));
+    others.push_back(read(9));
+    state.add(others);
+    return model->extend(at::full({2, 1}, 3, at::kLong), state);
+  };
+  DecoderState left = read(4);
+  left.keep({});
+  EXPECT_TRUE(joined(std::move(left)).equal(joined(model->initial_state())));
+}
+
 TEST(Decoding, AStateOfAnotherModelIsRefused) {
   at::NoGradGuard no_grad;
   const Tensor tokens = at::zeros({1, 3}, at::kLong);

@@ -503,6 +503,9 @@ TEST(Kinds, RefuseWhatDoesNotFit) {
   EXPECT_TRUE(contains(refused(sizes + "layer = [{ cross = { type = 'mha' } }]"),
                        "model.layer[0].cross is mha, but cross-attention belongs to kind"));
   const std::string seq = sizes + "max_source_length = 8\nkind = 'encoder_decoder'\n";
+  EXPECT_TRUE(contains(refused(seq + "encoder_layer = [{ cross = { type = 'mha' } }]"),
+                       "model.encoder_layer[0].cross is mha, but cross-attention belongs to the "
+                       "decoder, model.layer."));
   EXPECT_TRUE(contains(refused(seq + "layer = [{ cross = { type = 'retention', heads = 4 } }]"),
                        "retention"));
   EXPECT_TRUE(contains(refused(seq + "layer = [{ mixer = { window = 3 } }]"),

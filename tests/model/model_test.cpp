@@ -229,6 +229,44 @@ TEST(MatchParameters, EveryMixerComesWithinAPercent) {
   }
 }
 
+TEST(MatchParameters, TakesWidthsThatMixersCanHave) {
+  const auto text = [](int64_t depth, const std::string& layers) {
+    return str("vocabulary = 64\nmax_length = 16\nwidth = 64\ndepth = ", depth, "\nlayer = [",
+               layers, "]\n");
+  };
+  const int64_t target =
+      count_parameters(model_of(text(4, "{ mixer = { type = 'mha', heads = 4 } }")));
+  for (const int64_t groups : {3, 4, 5}) {
+    ModelConfig config = model_of(text(4, str("{ mixer = { type = 'talking_heads', heads = 4 }, "
+                                              "channel = { type = 'swiglu', gate_groups = ",
+                                              groups, " } }")));
+    const int64_t reached = match_parameters(config, target);
+    EXPECT_NEAR(static_cast<double>(reached), static_cast<double>(target),
+                0.01 * static_cast<double>(target));
+    EXPECT_EQ(**config.layers[0].channel->hidden(64)->option % groups, 0);
+  }
+  // Between two multiples of 8 the larger one is taken.
+  const std::string large =
+      "vocabulary = 4096\nmax_length = 16\nwidth = 64\ndepth = 4\n[[layer]]\nchannel = { type = "
+      "'swiglu'";
+  ModelConfig tie = model_of(large + " }\n");
+  match_parameters(tie, count_parameters(model_of(large + ", hidden = 76 }\n")));
+  EXPECT_EQ(**tie.layers[0].channel->hidden(64)->option, 80);
+  // Layers of different widths keep their proportion.
+  ModelConfig two = model_of(text(4,
+                                  "{ channel = { type = 'mlp', hidden = 300 } }, { channel = { "
+                                  "type = 'mlp', hidden = 100 } }"));
+  match_parameters(two, target);
+  const auto width = [&](size_t i) { return **two.layers[i].channel->hidden(64)->option; };
+  EXPECT_NEAR(static_cast<double>(width(0)) / static_cast<double>(width(1)), 3, 0.2);
+  EXPECT_NE(width(0), 300);
+  // A width that no layer has.
+  ModelConfig one =
+      model_of(text(1, "{ channel = { type = 'none' } }, { channel = { type = 'mlp' } }"));
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { match_parameters(one, target); }),
+                       "no channel mixer whose width could match"));
+}
+
 TEST(MatchParameters, SaysWhereItCannot) {
   ModelConfig config = model_of("vocabulary = 64\nwidth = 32\ndepth = 2");
   EXPECT_TRUE(

@@ -2,6 +2,8 @@
 // what it refuses. The kernels are in aft_fused_test.cpp.
 #include "ops/aft/op.h"
 
+#include <limits>
+
 #include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
@@ -219,6 +221,28 @@ TEST_F(Aft, LargeKeysStayExact) {
       for (Tensor* t : {&c.q, &c.k, &c.v}) *t = t->to(at::kFloat);
       if (c.o.bias.defined()) c.o.bias = c.o.bias.to(at::kFloat);
       EXPECT_TRUE(close(std::get<0>(c.run()), expected, 2e-5)) << form << causal;
+    }
+  }
+}
+
+// Nothing has any weight where all keys are -inf, whatever computes it.
+TEST_F(Aft, KeysWithoutWeightGiveZero) {
+  for (const char* form : {"simple", "conv"}) {
+    for (const bool with_lengths : {true, false}) {
+      Call c(form, false, 2, 12, 4);
+      c.k.select(2, 1).fill_(-std::numeric_limits<double>::infinity());
+      if (with_lengths) c.o.lengths = at::tensor({12, 7}, at::kLong);
+      for (Tensor* t : {&c.q, &c.k, &c.v}) *t = leaf(*t);
+      for (const char* backend : {"", "reference"}) {
+        c.o.backend = *backend ? std::optional<std::string>(backend) : std::nullopt;
+        const Tensor y = std::get<0>(c.run());
+        EXPECT_TRUE(y.select(2, 1).eq(0).all().item<bool>()) << form << backend;
+        EXPECT_TRUE(y.isfinite().all().item<bool>()) << form << backend;
+        y.sum().backward();
+        for (const Tensor* t : {&c.q, &c.k, &c.v}) {
+          EXPECT_TRUE(t->grad().isfinite().all().item<bool>()) << form << backend;
+        }
+      }
     }
   }
 }

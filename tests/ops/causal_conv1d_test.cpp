@@ -158,6 +158,22 @@ TEST(CausalConv1d, PiecesWithTheStateBetweenAreTheWhole) {
   }
 }
 
+TEST(CausalConv1d, WhatIsNotFiniteStaysInItsDocument) {
+  const Case c{.name = "", .B = 1, .L = 3, .C = 2, .state = true};
+  const Problem p = make(c, at::kFloat);
+  const Tensor documents = at::tensor({0, 0, 1}, at::kLong).unsqueeze(0);
+  std::vector<Tensor> x = p.x;
+  x[0] = x[0].clone();
+  x[0].select(1, 0).fill_(std::nan(""));
+  x.back() = at::full_like(x.back(), std::numeric_limits<float>::infinity());
+  for (const char* backend : {"reference", "fused"}) {
+    const auto [y, state] = run(x, documents, c, backend);
+    const auto [expected, end] = run(p.x, documents, c, backend);
+    EXPECT_TRUE(at::equal(y.select(1, 2), expected.select(1, 2))) << backend;
+    EXPECT_TRUE(at::equal(state, end)) << backend;
+  }
+}
+
 TEST(CausalConv1d, AutocastCastsTheSequence) {
   const Case c{.name = ""};
   const Problem p = make(c, at::kFloat);

@@ -2,6 +2,7 @@
 // for, the error of quantizing, and values that are not finite.
 #include "ops/composed_attention/int8.h"
 
+#include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
@@ -39,6 +40,19 @@ TEST(Int8Attention, WhatIsNotFiniteStaysSo) {
   const Tensor q = at::randn({1, 1, 2, 8});
   const Tensor out = ops::composed_attention_int8(q, values, values, scale, scale, {});
   EXPECT_TRUE(out.isnan().all().item<bool>());
+}
+
+// Queries that autocast turns into float16 are none of the kernel's.
+TEST(Int8Attention, AutocastToFloat16) {
+  at::manual_seed(2);
+  const auto [k, k_scale] = ops::quantized_heads(at::randn({1, 40, 2, 16}));
+  const auto [v, v_scale] = ops::quantized_heads(at::randn({1, 40, 2, 16}));
+  const Tensor q = at::randn({1, 1, 2, 16});
+  const Tensor expected = ops::composed_attention_int8(q, k, v, k_scale, v_scale, {});
+  const CpuAutocast autocast;
+  at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);
+  const Tensor got = ops::composed_attention_int8(q, k, v, k_scale, v_scale, {});
+  EXPECT_TRUE(close(got, expected, 5e-3));
 }
 
 struct Int8Case {

@@ -202,6 +202,20 @@ TEST(LinearOperator, Int8AgreesWithATen) {
       close(ops::linear(x, values, scale), at::_weight_int8pack_mm(x, values, scale), 2e-6));
 }
 
+// A sum of 66,000 before its scale is beyond the largest float16, and a scale of 1e-8 below the
+// smallest.
+TEST(LinearOperator, Int8MayBeMultipliedInFloat16) {
+  const Tensor x = at::full({2, 520}, 1.0, at::kHalf), values = at::full({3, 520}, 127, at::kChar);
+  const Tensor scale = at::tensor({1e-3, 1e-8, 0.1}, at::kFloat);
+  for (const char* backend : {"", "reference"}) {
+    const Tensor y = ops::linear(x, values, scale, {},
+                                 *backend ? std::optional<std::string>(backend) : std::nullopt);
+    EXPECT_EQ(y.scalar_type(), at::kHalf);
+    const Tensor off = y[1].to(kDouble) / at::tensor({66.04, 6.604e-4, 6604.}, kDouble) - 1;
+    EXPECT_TRUE(off.abs().lt(1e-3).all().item<bool>()) << off;
+  }
+}
+
 // The layout written out: byte 8 n h + 8 g + j of a block of n groups holds two elements of group
 // g.
 TEST(LinearOperator, Int4LiesAsItSays) {

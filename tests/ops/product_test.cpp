@@ -33,9 +33,10 @@ const std::vector<Sizes> kSizes = {{1, 1, 1},       {2, 3, 0},      {0, 4, 5},  
 Tensor drawn(int64_t rows, int64_t columns, int layout) {
   if (layout == 0) return at::randn({rows, columns}, kDouble);
   if (layout == 1) return at::randn({columns, rows}, kDouble).t();
-  return at::randn({2 * rows + 1, 3 * columns + 1}, kDouble)
-      .slice(0, 0, 2 * rows, 2)
-      .slice(1, 0, 3 * columns, 3);
+  const Tensor gaps = at::full({2 * rows + 1, 3 * columns + 1}, std::nan(""), kDouble);
+  return gaps.slice(0, 0, 2 * rows, 2)
+      .slice(1, 0, 3 * columns, 3)
+      .copy_(at::randn({rows, columns}, kDouble));
 }
 
 // As `to_type` holds it, with the strides of `t`.

@@ -194,6 +194,8 @@ NAMES = {
     "nothing": None,
 }
 PIECES = [
+    # What is there without being given.
+    "{{ tools is none }} {{ documents is defined }} {{ pad_token }} {{ unk_token is defined }} {% if tools %}some{% endif %}",
     "{{ 1 + 2 * 3 - 4 // 3 % 5 ** 2 / 7 }}",
     "{{ -7 // 2 }} {{ -7 % 3 }} {{ 7 % -3 }} {{ 7.5 // -2 }} {{ 2 ** -1 }} {{ -2 ** 2 }} {{ 7 / 2 }} {{ 1e3 }} {{ 1_000 }}",
     "{{ 1e16 }} {{ 1.5e-7 }} {{ 123456789.125 }} {{ 0.1 + 0.2 }} {{ 100000.0 * 10 }} {{ 1e15 }} {{ 1e22 }}",
@@ -284,6 +286,7 @@ PIECES = [
     (
         "{{ text | replace('o', '0') }} {{ text.replace('o', '0', 1) }} {{ 'aXb' | replace('X', '') }} "
         "{{ 'ab' | replace('', '-') }} {{ 'a\\nb' | indent }} {{ 'a\\nb\\n\\nc' | indent(2, true) }}"
+        "{{ 'a\\r\\nb\\x0bc\\u2028\\n' | indent }}|{{ '' | indent(1, true) }}|{{ '\\n' | indent(1, true, true) }}"
     ),
     (
         "{{ 1 is number }} {{ 1 is integer }} {{ 1.0 is float }} {{ true is number }} {{ true is integer }} "

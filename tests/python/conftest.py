@@ -11,6 +11,20 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HEADLOOM_PRODUCTS"] = "blocked"
 
 
+# Files that take long come first, so that one processor does not wait for the other at the end.
+LONG = ["test_mixers", "test_distributed", "test_distributed_failures", "test_model", "test_serve_clients", "test_gpu_mixes"]
+LONG += ["test_memory", "test_setup", "test_soak", "test_ddp", "test_dtensor", "test_symbols", "test_types"]
+
+
+def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):  # of pytest-xdist, which would sort files by their number of tests
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """A file of bytes that mean nothing."""

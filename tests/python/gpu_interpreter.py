@@ -212,8 +212,9 @@ def test_chunks_add_up(monkeypatch):
         lambda: Case(B=2, T=270, S=290, H=2, pre=DCMHA, post={"static": True}),
         lambda: Case(B=1, T=260, S=200, H=2, post={"rank_q": 1}, pre_conv=kernel(2, 3, 5), conv_mask="exact"),
         lambda: Case(B=1, T=200, S=260, H=4, Gk=2, Gv=4, pre={"rank_k": 1}, bias=torch.randn(4, 200, 260)),
+        lambda: Case(B=1, T=192, S=192, H=2, pre_conv=kernel(2, 3, 5), conv_mask="exact"),
     ],
-    ids=["more keys", "more queries and a convolution", "grouped keys and a bias"],
+    ids=["more keys", "more queries and a convolution", "grouped keys and a bias", "an exact convolution"],
 )
 def test_products_leave_out_what_is_not_seen(monkeypatch, case):
     """Memory there is full of NaN. Two chunks, each with several bands."""
@@ -241,18 +242,20 @@ def test_weights_are_read_as_they_are_strided():
         lambda: Case(B=2, T=150, S=150, pre={"static": True}, post={"rank_k": 1}, window=60, lengths=torch.tensor([149, 9])),
         lambda: Case(T=150, S=170, post={"rank_k": 1, "gates": True}, window=3, causal=False),
         lambda: Case(T=150, S=11, pre={"rank_k": 1}, post={"rank_q": 1}, window=20),
+        lambda: Case(B=1, T=450, S=40, H=2, pre={"rank_k": 1}, window=150),
         lambda: Case(T=130, S=130, H=4, Gk=2, Gv=1, pre={"rank_k": 1}, window=64, documents=torch.arange(130)[None] // 50),
     ],
-    ids=["dcmha", "static and lengths", "bidirectional", "few keys", "grouped keys and documents"],
+    ids=["dcmha", "static and lengths", "bidirectional", "few keys", "few keys of a long window", "grouped keys and documents"],
 )
 def test_chunks_of_a_window_are_taken_together(monkeypatch, case, together):
-    """Three chunks of 64 queries, of which the last lies in part beyond the sequence, as the first one's keys do."""
+    """Three chunks of queries, of which the last lies in part beyond the sequence, as the first one's keys do."""
     case = case()
     B, T, H, _ = case.q.shape
+    monkeypatch.setattr(gpu, "BAND", 64)
     # The least memory for maps that holds so many.
     rows = [parts.own for parts in gpu.KernelArguments(*case.arguments()).chunks()]
     assert [chunk.chunks for chunk in rows] == [3]
-    monkeypatch.setattr(gpu, "MAPS", together * B * H * 64 * gpu.up(rows[0].keys, gpu.COLUMNS) * 4)
+    monkeypatch.setattr(gpu, "MAPS", together * B * H * rows[0].step * gpu.up(rows[0].keys, gpu.COLUMNS) * 4)
     assert [parts.own.chunks for parts in gpu.KernelArguments(*case.arguments()).chunks()] == ([3] if together == 3 else [2, 1])
     compare(case)
 
@@ -279,6 +282,7 @@ def test_convolutions_reach_over_chunks(monkeypatch, conv_mask):
     both = {"pre_conv": kernel(2, 3, 3), "post_conv": kernel(2, 4, 3), "conv_mask": conv_mask}
     compare(Case(B=2, T=11, S=11, pre=DCMHA, post={"static": True}, bias=torch.randn(2, 11, 11), **both))
     compare(Case(B=1, T=14, S=14, post={"rank_q": 1}, window=4, **both))
+    compare(Case(B=1, T=14, S=14, post_conv=kernel(2, 4, 3), conv_mask=conv_mask))
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,12 @@ def test_maps(model, tmp_path):
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert "".join(data["tokens"]) == "To be, or not" and data["panels"][0]["maps"][0]["heads"] == [0, 2]
     assert "<iframe" in found._repr_html_()
+    # Differential attention has two maps of weights for each head, and one of composed ones.
+    twice = headloom.analysis.maps(make({"mixer": {"type": "differential", "heads": 4}}), "To be, or not", heads=[1, 2])
+    twice.save(tmp_path / "twice.html")
+    data = json.loads((tmp_path / "twice.html").read_text().split('id="data">')[1].split("</script>")[0])
+    maps = {m["name"]: (m["each"], m["heads"]) for m in data["panels"][0]["maps"]}
+    assert maps["weights"] == (2, [1, 1, 2, 2]) and maps["weights.composed"] == (1, [1, 2])
     with pytest.raises(ValueError, match="no layer 2, expected 0 to 1"):
         headloom.analysis.maps(model, "To be", layers=[2])
     with pytest.raises(ValueError, match="has 40 tokens, but the model reads at most 32"):

@@ -30,7 +30,7 @@ def place(tmp_path_factory):
     )
     tokenizer.train_from_iterator([CORPUS] * 3, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATES["chatml"]}
+    config = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "pad_token": "<|end|>", "chat_template": TEMPLATES["chatml"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     task = TASK.replace("length = 48", 'length = 200\ntokenizer = "tokenizer.json"')
     task = task.replace("eval_tokens = 480", "eval_tokens = 600").replace("steps = 60", "steps = 8")
@@ -84,7 +84,7 @@ def test_templates_are_rendered_as_transformers_does(place):
     whole = given + "{%- set which = messages[0].name -%}{% if false %}"
     whole += "".join("{% elif which == '" + str(i) + "' %}" + case for i, case in enumerate(cases)) + "{% endif %}"
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(place / "tokenizer.json"), bos_token="<s>", eos_token="<|im_end|>", chat_template=whole
+        tokenizer_file=str(place / "tokenizer.json"), bos_token="<s>", eos_token="<|im_end|>", pad_token="<|end|>", chat_template=whole
     )
     errors = 0
     with serving(with_template(place, whole), place) as server:
@@ -151,6 +151,34 @@ def test_an_answer(chat, theirs):
     assert asked(chat, "/apply-template", messages=[*messages, {**choice["message"], **more}, back[-1]]) == plain
     # Without max_tokens an answer ends with the turn or with the length.
     assert asked(chat, messages=messages)["usage"]["total_tokens"] <= 200
+
+
+def test_a_sentencepiece_model_has_the_tokens_that_its_configuration_adds(tmp_path):
+    (tmp_path / "corpus.txt").write_text(CORPUS * 60)
+    headloom("vocabulary", "corpus.txt", "--size", 300, "--out", "tokenizer.model", cwd=tmp_path)
+    added = {"297": {"content": "<|user|>", "rstrip": True}, "298": {"content": "<|end|>", "lstrip": True}, "299": {"content": "<|end|>!"}}
+    template = "{{ bos_token }}{% for m in messages %}<|user|>\n{{ m.content }} <|end|>{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, "chat_template": template}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(3, 300))}))
+    task = TASK.replace("length = 48", 'length = 200\ntokenizer = "tokenizer.model"')
+    task = task.replace("eval_tokens = 480", "eval_tokens = 600").replace("steps = 60", "steps = 1")
+    (tmp_path / "chat.toml").write_text(ATTENTION + task)
+    headloom("train", "chat.toml", "--out", "chat", cwd=tmp_path)
+
+    def tokens(text):
+        return json.loads(headloom("tokenize", "tokenizer.model", "--json", cwd=tmp_path, input=json.dumps(text).encode() + b"\n").stdout)["tokens"]
+
+    with serving("chat", tmp_path) as server:
+        messages = [{"role": "user", "content": "the word"}, {"role": "user", "content": "</s> a<|end|>!b"}]
+        expected = [297, *tokens("the word"), 298, 297, 1, *tokens(" a"), 299, *tokens("b"), 298]
+        options = {"temperature": 0, "logprobs": True, "max_tokens": 1}
+        answer = asked(server, messages=messages, **options)
+        assert answer["usage"]["prompt_tokens"] == len(expected)
+        plain = server.complete(prompt=expected, temperature=0, logprobs=0, max_tokens=1)["choices"][0]
+        said = answer["choices"][0]
+        # Here any token but the first three ends an answer.
+        assert said["finish_reason"] == "stop" and said["message"]["content"] == ""
+        assert plain["finish_reason"] == "length"
 
 
 def test_a_stream(chat):

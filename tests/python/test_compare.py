@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -116,6 +117,29 @@ def test_a_run_that_fails_is_said_at_once(tmp_path):
     assert len(re.findall(r"^\[[12]/2\] copy \w+ seed 1  the run failed: .* became ", done.stderr, re.MULTILINE)) == 2, done.stderr
 
 
+def test_a_run_that_failed_before_it_began_is_not_planned_again(tmp_path):
+    rng = random.Random(1)
+    lines = [json.dumps({"input": f"{rng.choice('abcd') * 3} {i}", "label": rng.choice("xyz")}) + "\n" for i in range(300)]
+    (tmp_path / "data.jsonl").write_text("".join(lines))
+    (tmp_path / "text.txt").write_text("".join(rng.choice(["abc ", "bcd ", "dab "]) for _ in range(3000)))
+    headloom("vocabulary", "text.txt", "--size", 265, "--out", "v.model", cwd=tmp_path)
+    text, _, _ = COMPARE.partition("[[tasks]]")
+    task = 'type = "jsonl", path = "data.jsonl", tokenizer = "v.model", length = 24, eval_sequences = 8'
+    place(tmp_path, f"{text}[[tasks]]\nname = 'copy'\ntask = {{ {task} }}\n")
+    first, *others = headloom("compare", "c.toml", "--out", "c", "--plan", cwd=tmp_path).stdout.splitlines()
+    (tmp_path / "data.jsonl").write_text("".join([*lines, "{broken\n"]))
+    done = headloom(*shlex.split(first)[1:], cwd=tmp_path, code=1)
+    assert "line 301: is not JSON" in done.stderr
+    (tmp_path / "data.jsonl").write_text("".join(lines))
+    assert headloom("compare", "c.toml", "--out", "c", "--plan", cwd=tmp_path).stdout.splitlines() == others
+    report = json.loads(headloom("report", "c", "--json", cwd=tmp_path).stdout)
+    (failed,) = [run for model in report["tasks"][0]["models"] for run in model["runs"] if run["state"] == "failed"]
+    assert "line 301: is not JSON" in failed["problem"]
+    # The documented way to have it tried again.
+    (tmp_path / failed["folder"] / "result.json").unlink()
+    assert len(headloom("compare", "c.toml", "--out", "c", "--plan", cwd=tmp_path).stdout.splitlines()) == len(others) + 1
+
+
 def test_a_setting_of_a_sweep_that_fails_is_no_failure(tmp_path):
     place(tmp_path, COMPARE + "[sweep]\nlr = [1e-3, 1e38]\nextensions = 0\n")
     done = headloom("compare", "c.toml", "--out", "c", "--set", "seeds=[1]", cwd=tmp_path)
@@ -155,7 +179,7 @@ def started(tmp_path, *arguments):
     )
 
 
-LONG = COMPARE.replace("steps = 3", "steps = 400").replace("eval_every = 3", "eval_every = 100")
+LONG = COMPARE.replace("steps = 3", "steps = 200").replace("eval_every = 3", "eval_every = 50")
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +194,7 @@ def test_the_run_of_a_killed_process_is_taken_up_again(tmp_path, whole):
     place(tmp_path, LONG)
     process = started(tmp_path, "--jobs", "2", "--out", "c")
     metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 120)
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 60)
     os.kill(children(process.pid)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -232,7 +256,7 @@ def test_an_interruption_reaches_all_processes_and_the_same_command_goes_on(tmp_
     place(tmp_path, LONG)
     process = started(tmp_path, "--jobs", "2", "--out", "c")
     metrics = tmp_path / "c/runs/copy/mha/seed-1/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 120)
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 60)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("interrupted") == 1 and "The same command goes on" in errors
@@ -332,7 +356,7 @@ def test_a_budget_of_seconds_is_measured_once(tmp_path):
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"machine": "another"}))
     headloom(*arguments, *deep, cwd=tmp_path)
     more = ("--set", "models.1.model={depth=9}", "--set", "speed.rounds=0")
-    assert 'steps were timed on "another", and this is "' in refused(*arguments, *more, cwd=tmp_path)
+    assert 'steps were timed on "another", and this is "' in refused(*arguments, *more, cwd=tmp_path, code=1)
 
 
 def test_a_run_of_a_sweep_belongs_to_its_comparison(tmp_path):

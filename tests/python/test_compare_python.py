@@ -49,7 +49,10 @@ def test_an_executor_gives_the_report_of_one_run_after_the_other(config, tmp_pat
         times = {p: p.stat().st_mtime_ns for p in (tmp_path / "spread").rglob("result.json")}
         assert len(times) == 8
         headloom.compare(config, tmp_path / "spread", executor=executor)
+        # The folder stands for its configuration.
+        headloom.compare(tmp_path / "spread", executor=executor)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "spread").rglob("result.json")} == times
+    assert not (tmp_path / "runs/spread").exists()
 
 
 def test_dask_is_an_executor(config, tmp_path):

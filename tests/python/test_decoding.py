@@ -196,6 +196,25 @@ def test_a_state_whose_logits_failed_is_refused():
         model.extend(x, state)
 
 
+def test_a_state_of_inference_mode_goes_on_outside_of_it():
+    model, x = decoder(max_length=400), tokens(1, 140)
+    state = headloom.State()
+    with torch.inference_mode():
+        model.extend(x[:, :100], state)
+        model.extend(x[:, 100:101], state)
+    for first, last in [(101, 103), (103, 140)]:
+        out = model.extend(x[:, first:last], state)
+    torch.testing.assert_close(out[:, -1], model(x)[:, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_generating_records_no_gradients():
+    def pack(x):
+        raise AssertionError("a gradient would be computed")
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        assert decoder().generate(tokens(1, 3), 4, temperature=0.7).shape == (1, 7)
+
+
 def test_threads_take_turns_with_a_state():
     model, x, state = decoder(max_length=None).eval(), tokens(), headloom.State()
     model.extend(x, state)

@@ -17,11 +17,11 @@ pytestmark = [
 
 TRAIN = """
 [train]
-steps = 20
+steps = 12
 batch = 12
-warmup = 4
+warmup = 3
 lr = 5e-3
-eval_every = 10
+eval_every = 6
 eval_sequences = 7
 """
 MOE = '{ type = "moe", routed = 4, active = 2, shared = 1, hidden = 8, balance = 0.05, bias_speed = 0.01, scores = "sigmoid" }'
@@ -50,8 +50,8 @@ KINDS = {
     "mamba": (model('{ type = "mamba" }'), TASK, [1, 2]),
     "reverse": (model('{ type = "mha", heads = 2 }', extra='kind = "encoder_decoder"\ndropout = 0.1'), REVERSE, [1, 3]),
     # Of a large table the processes exchange the rows that have gradients.
-    "tied": (model('{ type = "mha", heads = 2 }', extra="vocabulary = 70000"), TASK, [1, 3]),
-    "untied": (model('{ type = "mha", heads = 2 }', extra="vocabulary = 70000\ntied = false"), TASK, [1, 2]),
+    "tied": (model('{ type = "mha", heads = 2 }', extra="vocabulary = 9000"), TASK, [1, 3]),
+    "untied": (model('{ type = "mha", heads = 2 }', extra="vocabulary = 9000\ntied = false"), TASK, [1, 2]),
     "two tables": (model('{ type = "mha", heads = 2 }', extra='kind = "encoder_decoder"\nvocabulary = 900'), REVERSE, [1, 2]),
 }
 
@@ -92,7 +92,7 @@ def losses(run):
     return [line["loss"] for line in lines(run) if "loss" in line]
 
 
-def tensors(run, which="model", step=20):
+def tensors(run, which="model", step=12):
     """Those of one file, or of the parts that several processes wrote: rows of the tensors' elements."""
     parts = [load_file(file) for file in sorted((run / f"checkpoints/step-{step}").glob(f"{which}*.safetensors"))]
     names = {name: None for part in parts for name in part}
@@ -106,6 +106,8 @@ def assert_same_course(one, several, rounding=1e-4):
         for key in ("loss", "balance_loss", "eval_loss", "train_loss"):
             assert (key in a) == (key in b)
             assert abs(a.get(key, 0) - b.get(key, 0)) < rounding, (key, a, b)
+        # Training hardly notices that all gradients are too large by one factor.
+        assert b.get("gradient_norm", 0) == pytest.approx(a.get("gradient_norm", 0), rel=1e-3)
         for layer, load in a.get("expert_load", {}).items():
             assert load == pytest.approx(b["expert_load"][layer], abs=1e-5)
 
@@ -124,13 +126,13 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize("name", KINDS)
 def test_several_processes_compute_what_one_does(place, name):
     _, _, (one, *several) = KINDS[name]
-    assert len(losses(place / f"{name}-{one}")) == 20
+    assert len(losses(place / f"{name}-{one}")) == 12
     assert losses(place / f"{name}-{one}")[-1] < losses(place / f"{name}-{one}")[0]
     for number in several:
         assert_same_course(place / f"{name}-{one}", place / f"{name}-{number}", 1e-9 if name == "float64" else 1e-4)
 
 
-def same_weights(run, other, step=20):
+def same_weights(run, other, step=12):
     return weights(run, step) == weights(other, step)
 
 
@@ -149,7 +151,7 @@ def test_every_launcher_starts_the_same_run(place):
 def test_torchrun_starts_the_same_run(place):
     done = torchrun(place, 2, "train", "mha.toml", "--out", "by torchrun")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("held-out loss") == 1 and done.stderr.count("parameters, step 0 of 20") == 1
+    assert done.stdout.count("held-out loss") == 1 and done.stderr.count("parameters, step 0 of 12") == 1
     assert same_weights(place / "by torchrun", place / "mha-2")
 
 
@@ -194,7 +196,7 @@ def test_what_processes_share_out_is_the_same(shared, out):
     count = sum(t.numel() for t in tensors(shared / plain).values())
     kinds = {"optimizer": "mean.", "model": ""} if shard == "parameters" else {"optimizer": "mean."}
     for which, prefix in kinds.items():
-        files = sorted((shared / out / "checkpoints/step-20").glob(f"{which}-*.safetensors"))
+        files = sorted((shared / out / "checkpoints/step-12").glob(f"{which}-*.safetensors"))
         sizes = [sum(t.numel() for tensor, t in load_file(file).items() if tensor.startswith(prefix)) for file in files]
         assert len(sizes) == number and max(sizes) < 0.05 * count + count / number, sizes
 
@@ -232,7 +234,7 @@ def test_processes_that_share_out_the_layers_compute_what_one_does(cut, name):
         assert_same_course(cut / f"{name}-one", several)
         norms = [[line["gradient_norm"] for line in lines(run) if "gradient_norm" in line] for run in (cut / f"{name}-one", several)]
         assert norms[1] == pytest.approx(norms[0], rel=1e-3)
-        sizes = [sum(t.numel() for t in load_file(file).values()) for file in sorted((several / "checkpoints/step-20").glob("model-*"))]
+        sizes = [sum(t.numel() for t in load_file(file).values()) for file in sorted((several / "checkpoints/step-12").glob("model-*"))]
         assert len(sizes) == 2 and sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
 
@@ -240,16 +242,16 @@ def test_a_cut_run_goes_on_with_the_same_bits_and_with_other_numbers(cut):
     for number in (2, 4):
         whole, again = f"dcmha-{number}", f"again-{number}"
         shutil.copytree(cut / whole, cut / again)
-        train_together(cut, again, again, number, "--checkpoint", 10)
+        train_together(cut, again, again, number, "--checkpoint", 6)
         files = [
-            {file.name: file.read_bytes() for file in (cut / run / "checkpoints/step-20").glob("*.safetensors")}
+            {file.name: file.read_bytes() for file in (cut / run / "checkpoints/step-12").glob("*.safetensors")}
             for run in (whole, again)
         ]
         assert files[0] == files[1] and len(files[0]) == 4
     constant = ["--set", 'train.schedule="constant"']
     train_together(cut, "reverse.toml", "steady", 1, *constant)
     train_together(cut, "reverse.toml", "changing", 2, *constant, "--set", "train.steps=6", "--set", "train.tensor_parallel=2")
-    for number, among, shard, steps in [(4, 4, "none", 11), (3, 1, "parameters", 15), (2, 2, "none", 18), (1, 1, "none", 20)]:
+    for number, among, shard, steps in [(4, 4, "none", 8), (3, 1, "parameters", 10), (2, 2, "none", 11), (1, 1, "none", 12)]:
         shared = ["--set", f"train.tensor_parallel={among}", "--set", f'train.shard="{shard}"']
         train_together(cut, "changing", "changing", number, "--resume", "--set", f"train.steps={steps}", *shared)
     assert losses(cut / "changing") == pytest.approx(losses(cut / "steady"), abs=1e-4)
@@ -287,7 +289,7 @@ CONTEXT = {
         layer('{ type = "mamba" }', '{ type = "none" }'),
         extra='position = { type = "learned" }\nmax_length = 24\nbias = true',
     ),
-    "retention": model('{ type = "retention", heads = 2 }', '{ type = "mlp", hidden = 16 }', "dropout = 0.1"),
+    "retention": model('{ type = "retention", heads = 2 }', '{ type = "mlp", hidden = 16 }', "dropout = 0.1\nequal_init = true"),
 }
 TOGETHER = ["--set", "train.context_parallel=2"]
 
@@ -314,12 +316,12 @@ def test_processes_that_share_every_sequence_compute_what_one_does(context, name
 
 def test_a_run_that_shares_every_sequence_goes_on_with_the_same_bits_and_alone(context):
     shutil.copytree(context / "learned-2", context / "again")
-    train_together(context, "again", "again", 2, "--checkpoint", 10)
+    train_together(context, "again", "again", 2, "--checkpoint", 6)
     assert same_weights(context / "learned-2", context / "again")
     constant = ["--set", 'train.schedule="constant"']
     train_together(context, "mha.toml", "steady", 1, *constant)
     train_together(context, "mha.toml", "changing", 2, *constant, *TOGETHER, "--set", "train.steps=8")
-    train_together(context, "changing", "changing", 1, "--resume", "--set", "train.steps=20", "--set", "train.context_parallel=1")
+    train_together(context, "changing", "changing", 1, "--resume", "--set", "train.steps=12", "--set", "train.context_parallel=1")
     assert losses(context / "changing") == pytest.approx(losses(context / "steady"), abs=1e-4)
 
 
@@ -355,7 +357,7 @@ def test_shared_parameters_have_memory_while_their_layer_computes(tmp_path):
     mixers = model('{ type = "mha", heads = 4 }', '{ type = "swiglu" }')
     mixers = mixers.replace("width = 16", "width = 256").replace("depth = 2", "depth = 16")
     assert "width = 256" in mixers and "depth = 16" in mixers
-    train = TRAIN.replace("steps = 20", "steps = 2").replace("batch = 12", "batch = 4")
+    train = TRAIN.replace("steps = 12", "steps = 2").replace("batch = 12", "batch = 4")
     (tmp_path / "deep.toml").write_text(mixers + f"[task]\n{TASK}\n" + train)
     peak = {}
     for shard in ("none", "parameters"):
@@ -369,12 +371,12 @@ def test_shared_parameters_have_memory_while_their_layer_computes(tmp_path):
 def test_a_part_of_a_checkpoint_is_missing(shared, which):
     part = f"part-{which}"
     shutil.copytree(shared / "all-moe", shared / part)
-    missing = shared / part / f"checkpoints/step-20/{which}-00002-of-00003.safetensors"
+    missing = shared / part / f"checkpoints/step-12/{which}-00002-of-00003.safetensors"
     missing.unlink()
     for number in (1, 3):
-        done = train_together(shared, part, part, number, "--checkpoint", 20, "--set", "train.steps=22", code=1)
+        done = train_together(shared, part, part, number, "--checkpoint", 12, "--set", "train.steps=14", code=1)
         (said,) = [line for line in done.stderr.splitlines() if line.startswith("headloom: ")]
-        assert str(missing.relative_to(shared)) in said and "The checkpoint of step 10 is intact" in said
+        assert str(missing.relative_to(shared)) in said and "The checkpoint of step 6 is intact" in said
 
 
 def test_pieces_and_layers_that_are_computed_again(place):
@@ -415,9 +417,9 @@ def test_a_run_that_ended_before_its_first_step_goes_on_with_as_many(place, tmp_
 def test_a_run_that_goes_on_gives_the_same_bits(shared, whole, number):
     again = f"again-{whole}"
     shutil.copytree(shared / whole, shared / again)
-    train_together(shared, again, again, number, "--checkpoint", 10)
+    train_together(shared, again, again, number, "--checkpoint", 6)
     contents = [
-        {file.name: file.read_bytes() for file in (shared / run / "checkpoints/step-20").glob("*.safetensors")} for run in (whole, again)
+        {file.name: file.read_bytes() for file in (shared / run / "checkpoints/step-12").glob("*.safetensors")} for run in (whole, again)
     ]
     assert contents[0] == contents[1] and len(contents[0]) >= 2
     assert losses(shared / again) == losses(shared / whole)
@@ -429,9 +431,9 @@ def test_a_run_goes_on_with_another_number_of_processes(place, shard):
     if not (place / "steady").exists():
         train_together(place, "reverse.toml", "steady", 1, *constant)
     train_together(place, "reverse.toml", out, 2, *constant, "--set", "train.steps=8", "--set", f'train.shard="{shard}"')
-    for number, steps in [(3, 14), (1, 20)]:
+    for number, steps in [(3, 10), (1, 12)]:
         train_together(place, out, out, number, "--resume", "--set", f"train.steps={steps}")
-    assert len(losses(place / out)) == 20
+    assert len(losses(place / out)) == 12
     for a, b in zip(losses(place / "steady"), losses(place / out), strict=True):
         assert abs(a - b) < 1e-4
 

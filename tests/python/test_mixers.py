@@ -240,29 +240,34 @@ def test_gradcheck():
         assert torch.autograd.gradcheck(call, [x, *params], fast_mode=True)
 
 
-def test_compiles_without_breaks(trained):
-    x = inputs()
-    expected = trained(x)
-    expected.square().sum().backward()
-    grads = [p.grad.clone() for p in trained.parameters()]
-    trained.zero_grad()
-    compiled = torch.compile(trained, backend="aot_eager", fullgraph=True)
-    y = compiled(x)
-    y.square().sum().backward()
-    torch.testing.assert_close(y, expected)
-    for p, grad in zip(trained.parameters(), grads):
-        torch.testing.assert_close(p.grad, grad, atol=1e-4, rtol=1e-4)
-    # Tracing leaves nothing behind in the C++ module.
-    torch.testing.assert_close(trained(x), expected)
-
-
 def test_lengths_that_change_are_compiled_once(layer):
+    """Without a break, with gradients; tracing leaves nothing behind in the C++ module."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
     for batch, length in [(11, 5), (9, 6), (10, 17), (13, 20), (14, 7)]:
-        x = inputs(batch, length)
-        torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
+        x = inputs(batch, length).requires_grad_()
+        results = compiled(x), layer(x)
+        torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+        if length in (5, 17):
+            of = [x, *layer.parameters()]
+            for ours, theirs in zip(*(torch.autograd.grad(y.square().sum(), of, allow_unused=True) for y in results), strict=True):
+                assert (ours is None) == (theirs is None)
+                if ours is not None:
+                    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("rows", [2, 40], ids=["few rows", "many rows"])
+def test_compiles_for_one_size(rows, autocast):
+    layer, x = make("dcmha"), inputs(1, rows)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=False)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y, expected = compiled(x), layer(x)
+    assert (y.float() - expected.float()).norm() < (0.05 if autocast else 1e-5) * expected.norm()
+    of = list(layer.parameters())
+    for ours, theirs in zip(*(torch.autograd.grad(t.float().square().sum(), of) for t in (y, expected)), strict=True):
+        assert (ours - theirs).norm() <= (0.05 if autocast else 1e-4) * theirs.norm() + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -282,9 +287,11 @@ def test_lengths_of_position_tables_are_compiled_once(options):
     shorter = [] if options.get("form") == "simple" or (options.get("form"), options.get("causal")) == ("conv", True) else [(4, 20), (5, 7)]
     for batch, length in [(3, 70), (2, 91), *shorter]:
         x, documents = inputs(batch, length), torch.arange(length).expand(batch, length) // 30
-        with torch.no_grad():  # a trace with gradients takes twice as long, and one of the two shall do
+        # A trace with gradients takes twice as long, and two of all shall do.
+        with torch.set_grad_enabled(options.get("form", "local") == "local"):
+            torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
+        with torch.no_grad():
             torch.testing.assert_close(compiled(x, documents=documents), layer(x, documents=documents), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(compiled(x), layer(x), atol=1e-4, rtol=1e-4)
     assert counter.frame_count == 2  # with documents and without
 
 
@@ -294,6 +301,20 @@ def test_exports_for_any_length(layer):
     for batch, length in [(5, 31), (2, 3), (1, 1)]:
         x = inputs(batch, length)
         torch.testing.assert_close(program.module()(x), layer(x), atol=1e-4, rtol=1e-4)
+
+
+# The layer rounds weights for products in passing, and dcmha has a kernel for few rows.
+@pytest.mark.parametrize("name", ["mha", "dcmha"])
+def test_exports_for_any_length_without_gradients(name):
+    layer = make(name).eval().requires_grad_(False)
+    sizes = {0: torch.export.Dim("B", max=64), 1: torch.export.Dim("T", max=64)}
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            program = torch.export.export(layer, (inputs(3, 20),), dynamic_shapes={"x": sizes})
+            for batch, length in [(5, 31), (1, 1)]:
+                x = inputs(batch, length)
+                expected = layer(x).float()
+                assert (program.module()(x).float() - expected).norm() < (0.05 if dtype is torch.bfloat16 else 1e-5) * expected.norm()
 
 
 @pytest.mark.parametrize(
@@ -311,7 +332,8 @@ def test_exports_for_every_length_of_position_tables(options):
 
 
 def test_inductor():
-    layer, x = make(NAMES[0]), inputs()
+    # Without the tables of rotary positions, for which inductor would ask a C++ compiler.
+    layer, x = make("mha", position="none"), inputs()
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
 
 
@@ -323,9 +345,9 @@ def test_exports(layer):
 
 def test_opcheck(layer):
     operator = torch.ops.headloom.mixer if isinstance(layer, headloom.Mixer) else torch.ops.headloom.channel_mixer
-    torch.library.opcheck(
-        operator, (layer.spec, inputs().requires_grad_(), layer._tensors(), True)
-    )
+    # What "test_aot_dispatch_dynamic" traces, the test of lengths that change compiles.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, (layer.spec, inputs().requires_grad_(), layer._tensors(), True), test_utils=checks)
 
 
 def test_autocast(trained):
@@ -333,7 +355,8 @@ def test_autocast(trained):
     with torch.autocast("cpu", torch.bfloat16):
         y = trained(x)
     assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.float(), trained(x), atol=0.1, rtol=0.1)
+    expected = trained(x)
+    assert (y.float() - expected).norm() < 0.05 * expected.norm()
     y.float().square().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in trained.parameters())
 
@@ -364,10 +387,13 @@ def test_threads_share_a_spec(layer):
         wrong = []
 
         def work(i):
-            for _ in range(20):
-                # Gradients are on in a new thread, and products then in another order.
-                if not torch.allclose(others[i](xs[i]), expected[i], atol=1e-5):
-                    wrong.append(i)
+            try:
+                for _ in range(20):
+                    # Gradients are on in a new thread, and products then in another order.
+                    if not torch.allclose(others[i](xs[i]), expected[i], atol=1e-5):
+                        wrong.append(i)
+            except Exception as error:
+                wrong.append(error)
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(len(others))]
         for thread in threads:

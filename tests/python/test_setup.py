@@ -58,9 +58,9 @@ def test_run_takes_paths_as_they_are_seen_from_where_it_is_given(tmp_path):
     here.mkdir()
     shutil.copy(ROOT / "run", checkout / "run")
     (checkout / "configs/quickstart.toml").write_text('[[tasks]]\ntask = { type = "text", paths = ["text"] }\n')
-    (checkout / "tools/setup.sh").write_text("set_up() { torch_dir=/torch; }\nbuild() { :; }\n")
+    (checkout / "tools/setup.sh").write_text("set_up() { torch_dir=/torch; }\nbuild() { echo building; }\ncores() { echo 3; }\n")
     program = checkout / "build/bin/headloom"
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.write_text('#!/bin/sh\npwd > "$0.folder"\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)
     (here / "mine.toml").write_text("models = []\n")
     (here / 'a "text".txt').write_text("text")
@@ -68,14 +68,25 @@ def test_run_takes_paths_as_they_are_seen_from_where_it_is_given(tmp_path):
     def run(*arguments):
         done = subprocess.run([checkout / "run", *arguments], cwd=here, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        assert program.with_suffix(".folder").read_text().rstrip() == str(here)  # data in a configuration are seen from there, too
+        building, said = "building\n", done.stdout
+        assert (building in done.stderr) == ("--json" in arguments) == (building not in said)
+        return said.removeprefix(building).splitlines()
 
+    assert run("--json") == ["compare", str(checkout / "configs/quickstart.toml"), "--jobs", "3", *run()[4:], "--json"]
     assert run("--out", "o")[-2:] == ["--out", str(here / "o")]
     assert run("--out=o", "mine.toml")[:2] == ["compare", str(here / "mine.toml")]
     assert run("--out=o")[-2:] == ["--out", str(here / "o")]
     assert run("--out", "/o")[-2:] == ["--out", "/o"]
     assert f'tasks.0.task.paths=["{here}/a \\"text\\".txt"]' in run("--text", 'a "text".txt')
     assert "runs/quickstart-here" in run("--text", ".")
+    for other in ['tasks = [{ task = { type = "text", paths = ["text"] } }]\n', '[[tasks]]\ntask = { type = "text", paths = ["mine"] }\n']:
+        (here / "mine.toml").write_text(other)
+        assert not any("tasks." in word for word in run("mine.toml"))
+        done = subprocess.run([checkout / "run", "mine.toml", "--text", "."], cwd=here, capture_output=True, text=True)
+        assert done.returncode == 2 and "--text is for [[tasks]] with task = { type" in done.stderr
+    (here / "mine.toml").write_text('  [[tasks]]\n  task = { type = "text", paths = ["text"] }\n')
+    assert f'tasks.0.task.paths=["{here}/."]' in run("mine.toml", "--text", ".")
     for option in ["--text", "--out", "--set"]:  # an empty path would be the whole working folder
         for given in [[option, ""], [option + "="], [option]]:
             done = subprocess.run([checkout / "run", *given], cwd=here, capture_output=True, text=True)

@@ -152,6 +152,7 @@ def words():
                 pre_tokenizers.Split(Regex(r"(?=(?:\d{3})+(?!\d))"), behavior="merged_with_previous"),
                 pre_tokenizers.Split(Regex(r"^\s+|\s+$|\h{,2}x|(?m:a.)e|\v"), behavior="isolated"),
                 pre_tokenizers.Split(Regex(r"\bt\B|[[:digit:][:space:]]|[[:punct:]]+"), behavior="isolated"),
+                pre_tokenizers.Split(Regex(r"\p{L}{2,3}+x|(?:o|[ue](?=[a-z])){1,2}+|é{2}?i|(?i:t(h)){1}+|[^]a-z ]{2}+\x{2e}|\x2c{1}+ "), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -166,8 +167,21 @@ def swallowed():
     return tokenizer
 
 
+def numbers():
+    """OpenAI's cl100k, in whose file an interval is followed by a plus."""
+    return trained(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "{1,3}+")), behavior="isolated", invert=False),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    )
+
+
 KINDS = {
     "gpt2": gpt2,
+    "numbers": numbers,
     "words": words,
     "swallowed": swallowed,
     "neox": neox,
@@ -294,6 +308,7 @@ def test_what_is_not_read_is_named(tmp_path):
         r"[\p{L}&&[^a]]": "an intersection of sets",
         r"a[^\W_]": r"\W inside brackets at character 3",
         r"[[:graph:]]": "[:graph:] at character 1",
+        r"a{1,2}++": "an interval that is repeated twice at character 1",
     }.items():
         split["pattern"]["Regex"] = expression
         assert f"is not understood: it has {what}" in refused(path, with_(pre_tokenizer=split))

@@ -597,6 +597,35 @@ TEST(Report, MarksWhatAFigureCutsOff) {
   EXPECT_NE(to_html(quickstart()).find(" begins above the figure, at "), std::string::npos);
 }
 
+TEST(Report, SaysWhereALineLeavesTheFigure) {
+  const auto drawn = [](const std::vector<double>& values) {
+    Line line{.label = "m"};
+    for (size_t i = 0; i < values.size(); ++i)
+      line.points.push_back({static_cast<double>(i), values[i]});
+    return draw(LineChart{.title = "t",
+                          .description = "d",
+                          .x = make_axis("x", Unit::kPlain, 0, 4),
+                          .y = make_axis("y", Unit::kPlain, -1, 1),
+                          .lines = {line}});
+  };
+  for (const auto& [values, said] : std::vector<std::pair<std::vector<double>, std::string>>{
+           {{3, 2, 0.5}, "m begins above the figure, at 3"},
+           {{-3, -2, 0}, "m begins below the figure, at -3"},
+           {{0, 2, 4}, "m goes above the figure, to 4"},
+           {{0, -5, -2}, "m goes below the figure, to -5"},
+           {{0, 2, 0}, "m goes above the figure, to 2"},
+           {{3, 0.5, 2}, "m begins above the figure, at 3"},
+           {{3, 0.5, 2}, "m goes above the figure, to 2"}}) {
+    EXPECT_NE(drawn(values).find(said), std::string::npos) << said;
+  }
+}
+
+TEST(Report, ShortLogarithmicAxesHaveNumbers) {
+  EXPECT_GE(make_axis("state", Unit::kCount, 2.5e6, 3.6e6, true).ticks().size(), 2u);
+  EXPECT_EQ(make_axis("state", Unit::kCount, 1, 10, true).ticks(),
+            (std::vector<double>{1, 2, 5, 10}));
+}
+
 TEST(Report, WhiskersEndWithTheAxis) {
   const auto whisker = [](double low, double high) {
     const std::string svg =

@@ -176,9 +176,16 @@ TEST(Scaling, DoesNotExtrapolateFar) {
 
 TEST(Scaling, SaysWhatItCannotKnow) {
   const Comparison two = series({1.5}, 5, 0.001, 2);
-  const SizeSeries few = size_series(two, summarize(two))[0];
+  const Summary summary = summarize(two);
+  const SizeSeries few = size_series(two, summary)[0];
   EXPECT_TRUE(few.families[0].law.factors.empty());
   EXPECT_NE(few.answer.find("this takes 3 sizes"), std::string::npos) << few.answer;
+  // Two sizes have rings in the figure, and neither a law nor a band.
+  const Chart rings = scaling_chart(two, few);
+  ASSERT_EQ(rings.drawings.size(), 1u);
+  EXPECT_NE(rings.drawings[0].find("<circle class=\"mark"), std::string::npos);
+  EXPECT_NE(rings.caption.find("A fit takes three sizes."), std::string::npos);
+  EXPECT_EQ(rings.caption.find("band"), std::string::npos);
 
   const Comparison once = series({1.5}, 1, 0.001);
   const SizeSeries single = size_series(once, summarize(once))[0];

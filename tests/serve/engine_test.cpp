@@ -338,7 +338,8 @@ TEST(Engine, AStateThatCannotBeAddedLeavesTheOthersAsTheyWere) {
 
 TEST(Engine, AnAnswerThatNobodyReadsFails) {
   Served s(kRecurrence);
-  const auto answer = s.engine.submit({.prompts = {{1}}, .max_tokens = 1'000'000});
+  const std::vector<std::vector<int64_t>> prompts(16, {1});  // a step writes a token of each
+  const auto answer = s.engine.submit({.prompts = prompts, .max_tokens = 1'000'000});
   ASSERT_TRUE(soon([&] { return s.engine.load().written > 0 && s.engine.load().running == 0; }));
   EXPECT_EQ(message_of([&] { answer->wait(0ms); }), "the client reads too slowly.");
   EXPECT_LT(s.engine.load().written, 20'000);

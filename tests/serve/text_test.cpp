@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "core/utf8.h"
 #include "serve/completions.h"
 #include "support.h"
 

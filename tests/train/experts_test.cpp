@@ -57,6 +57,16 @@ TEST(Experts, BalanceLossAndLoadAreRecorded) {
   }
 }
 
+TEST(Experts, TheLoadBeforeAResumeCounts) {
+  const TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  const Node config = run_with("0.01", "steps = 10\neval_every = 5\ncheckpoint_every = 2");
+  const TrainOutcome whole = train_quietly(config, {.folder = run});
+  const TrainOutcome resumed = train_quietly(config, {.folder = run, .checkpoint = "8"});
+  EXPECT_EQ(resumed.evaluations.back().step, 10);
+  EXPECT_EQ(resumed.evaluations.back().expert_load, whole.evaluations.back().expert_load);
+}
+
 TEST(Experts, ABalanceLossEvensTheLoadOut) {
   const TempFolder folder;
   const auto unevenness = [&](const std::string& balance) {

@@ -34,7 +34,7 @@ namespace {
 
 // The two signals may be handled by two threads of the process at the same time.
 TEST(Interrupt, TwoSignalsOfOneRequestCountOnce) {
-  for (int repetition = 0; repetition < 200; ++repetition) {
+  for (int repetition = 0; repetition < 100; ++repetition) {
     int ready[2];
     ASSERT_EQ(::pipe(ready), 0);
     const pid_t process = ::fork();

@@ -159,7 +159,7 @@ TEST(Training, EveryKindResumesBitForBit) {
     const std::string whole = folder.path(run.name), cut = folder.path(run.name + "-cut");
     const TrainOutcome outcome = train_quietly(config, {.folder = whole});
     EXPECT_EQ(outcome.evaluations.size(), 2u) << run.name;
-    EXPECT_GT(outcome.tokens_per_second, 0) << run.name;
+    EXPECT_GT(outcome.result.tokens_per_second, 0) << run.name;
     copy_folder(whole, cut);
     train_quietly(config, {.folder = cut, .checkpoint = "4"});
     for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {

@@ -65,7 +65,7 @@ TEST_F(Resume, IsBitExact) {
   const TrainOutcome outcome = train_quietly(config(), {.folder = run, .resume = true});
   EXPECT_EQ(outcome.step, 20);
   EXPECT_EQ(outcome.evaluations.size(), 4u);
-  EXPECT_GT(outcome.tokens_per_second, 0);
+  EXPECT_GT(outcome.result.tokens_per_second, 0);
   expect_same_end(whole(), run);
   EXPECT_FALSE(fs::exists(run + "/checkpoints/writing"));
   EXPECT_EQ(bytes_of(run + "/config.toml"), bytes_of(whole() + "/config.toml"));
@@ -142,7 +142,7 @@ TEST_F(Resume, OfAFinishedRunChangesNothing) {
   const TrainOutcome outcome = train_quietly(config(), {.folder = run, .resume = true});
   EXPECT_EQ(outcome.step, 20);
   EXPECT_EQ(outcome.evaluations.size(), 4u);
-  EXPECT_GT(outcome.tokens_per_second, 0) << "known from the steps before";
+  EXPECT_GT(outcome.result.tokens_per_second, 0) << "known from the steps before";
   expect_same_end(whole(), run);
 }
 
@@ -397,37 +397,39 @@ TEST(Divergence, AFinishedRunThatEndsAboveItsStartSaysSo) {
       train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),
                     {.folder = folder.path("exploded")});
   EXPECT_TRUE(
-      contains(exploded.warning, "the run has diverged: the loss of its first batch was 2."))
-      << exploded.warning;
+      contains(exploded.result.warning, "the run has diverged: the loss of its first batch was 2."))
+      << exploded.result.warning;
   EXPECT_GT(exploded.evaluations.back().train_loss, 3);
   // It stays with the run, also where a later call has nothing left to train.
   const std::string result = folder.path("exploded/result.json"), kept = read_file(result);
-  EXPECT_EQ(read_result(result)->warning, exploded.warning);
+  EXPECT_EQ(read_result(result)->warning, exploded.result.warning);
   train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),
                 {.folder = folder.path("exploded"), .resume = true});
   EXPECT_EQ(read_file(result), kept);
   const TrainOutcome good =
       train_quietly(tiny_run("steps = 30\neval_every = 10"), {.folder = folder.path("good")});
-  EXPECT_EQ(good.warning, "");
+  EXPECT_EQ(good.result.warning, "");
   // Neither does a run whose loss moves by noise alone.
   const TrainOutcome still = train_quietly(tiny_run("steps = 6\neval_every = 1\nlr = 1e-9"),
                                            {.folder = folder.path("still")});
-  EXPECT_EQ(still.warning, "");
+  EXPECT_EQ(still.result.warning, "");
   // Nor one whose last batches were much harder than its first, as the file has it here.
   const std::string file = folder.path("still/metrics.jsonl");
   std::string lines = read_file(file);
   const size_t loss = lines.rfind("\"train_loss\":") + 13;
   lines.replace(loss, lines.find('}', loss) - loss, "9.0");
   write_file(file, lines);
+  std::filesystem::remove(folder.path("still/result.json"));
   const TrainOutcome harder = train_quietly(tiny_run("steps = 6\neval_every = 1\nlr = 1e-9"),
                                             {.folder = folder.path("still"), .resume = true});
   EXPECT_EQ(harder.evaluations.back().train_loss, 9);
-  EXPECT_EQ(harder.warning, "");
+  EXPECT_EQ(harder.result.warning, "");
   // What a resumed run says is of the whole run.
+  std::filesystem::remove(result);
   const TrainOutcome again =
       train_quietly(tiny_run("steps = 30\neval_every = 10\nlr = 10.0\nclip = 0.0"),
                     {.folder = folder.path("exploded"), .resume = true});
-  EXPECT_EQ(again.warning, exploded.warning);
+  EXPECT_EQ(again.result.warning, exploded.result.warning);
 }
 
 TEST(Divergence, BeforeTheFirstCheckpointSaysSo) {

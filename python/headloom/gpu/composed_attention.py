@@ -164,7 +164,8 @@ class KernelArguments:
         rows = MAPS // (of_place * keys) // ROWS * ROWS
         if self.window is not None:
             rows = min(rows, up(self.window, ROWS))
-        rows = max(rows, ROWS)
+        halo = sum(up(conv.halo, ROWS) for conv in (self.pre_conv, self.post_conv) if conv is not None)
+        rows = max(min(rows, 16 * BLOCKS // ROWS * ROWS - halo), ROWS)  # a launch has a block for 16 of them or more
         together = 1
         if self.window is not None and self.pre_conv is None and self.post_conv is None and self.bias is None:
             before = up(self.window - 1, ALIGNED)
@@ -220,7 +221,7 @@ class KernelArguments:
         """Parts of a causal chunk's rows, each with the number of keys that some of them see, up to a whole tile. Products leave out
         the rest, which no kernel reads: in a chunk that begins at the sequence's beginning this is nearly half."""
         past = self.S - self.T
-        if not self.causal or chunk.chunks > 1 or chunk.left > 0 or groups != self.H:
+        if not self.causal or chunk.chunks > 1 or chunk.left != 0 or groups != self.H:
             return [(slice(None), chunk.keys)]
         found = []
         for row in range(0, count, BAND):
@@ -346,7 +347,7 @@ class OfKeys:
     def __init__(self, p: KernelArguments, memory: Tensor, once: bool = False) -> None:
         self.once = once
         self.before = 0 if once else p.keys_before
-        self.causal, self.past = p.causal, p.S - p.T
+        self.causal, self.past, self.ahead = p.causal, p.S - p.T, p.ahead
         self.padded = memory.transpose(1, 2)
         self.total = self.padded[:, self.before : self.before + p.S]
 
@@ -358,12 +359,14 @@ class OfKeys:
     def bands(self, chunk: Chunk, of_group: int) -> List[Tuple[int, slice]]:
         """Parts of a causal chunk's keys, each with the first row that sees some of them: what ``KernelArguments.bands`` is for
         rows. The keys that all rows see are one part."""
-        if not self.causal or chunk.left > 0 or of_group > 1:
+        if not self.causal or chunk.left != 0 or of_group > 1:
             return [(0, slice(0, chunk.keys))]
         common = min(max(chunk.first + self.past, 0) // COLUMNS * COLUMNS, chunk.keys)
         bounds = [0, *range(common, chunk.keys, KEY_BAND), chunk.keys]
         return [
-            (max(key - self.past - chunk.first, 0) // ROWS * ROWS, slice(key, end)) for key, end in zip(bounds, bounds[1:]) if end > key
+            (max(key - self.past - self.ahead - chunk.first, 0) // ROWS * ROWS, slice(key, end))
+            for key, end in zip(bounds, bounds[1:])
+            if end > key
         ]
 
     def of(self, chunk: Chunk) -> Tensor:
@@ -715,7 +718,8 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
     pre, post = (MixGradients(mix, p, memory) for mix in (p.pre, p.post))
     delta = torch.empty_like(lse)
     # Each query's is written once, but those of the halo of a convolution are added to.
-    dq = p.q.new_zeros(p.q.shape) if p.pre_conv is not None or p.S == 0 else p.q.new_empty(p.q.shape)
+    halo = p.pre_conv is not None or p.post_conv is not None
+    dq = p.q.new_zeros(p.q.shape) if halo or p.S == 0 else p.q.new_empty(p.q.shape)
     dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     grad_out = grads[0]
     assert grad_out is not None
@@ -753,7 +757,7 @@ def backward(grads: Tensors, *arguments: object) -> List[Tensor]:
         part = torch.empty_like(queries)
         p.multiply_maps(part, grad_maps, keys, own, p.scale)
         of_keys = add_transposed(dk, scored, grad_maps, queries, p.scale)
-        sum_up(*of_weights, of_keys, of_rows(dq, scored, by_place(part), add=p.pre_conv is not None))
+        sum_up(*of_weights, of_keys, of_rows(dq, scored, by_place(part), add=halo))
         if dbias is not None:
             add_bias_gradient(dbias, grad_maps[:, :, : scored.rows, : own.keys], scored)
     places: List[Tuple[Optional[Tensor], Optional[Tensor]]] = [

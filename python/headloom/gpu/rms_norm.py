@@ -38,7 +38,7 @@ def kernel(
         row = tile * M + tl.arange(0, M)
         there = (row < rows)[:, None] & (column < width)[None, :]
         place = row.to(tl.int64)[:, None] * width + column[None, :]
-        source = x + ((row // inner).to(tl.int64) * of_outer + row % inner * of_inner)[:, None]
+        source = x + ((row // inner).to(tl.int64) * of_outer + (row % inner).to(tl.int64) * of_inner)[:, None]
         value = tl.load(source + column[None, :], there, 0).to(tl.float32)
         inverse = tl.rsqrt(tl.sum(value * value, 1) / width + eps)[:, None]
         # Rows that are not there have an infinite one where eps is 0.

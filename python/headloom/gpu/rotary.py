@@ -27,7 +27,7 @@ def kernel(
     b = (tl.program_id(0) // tiles).to(tl.int64)
     row = tl.program_id(0) % tiles * M + tl.arange(0, M)
     column = tl.arange(0, N)
-    position, head = (row // heads).to(tl.int64), row % heads
+    position, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     turns = column < 2 * pairs
     if INTERLEAVED:
         pair, second = column // 2, column % 2 == 1

@@ -194,7 +194,9 @@ class JsonLines final : public ExampleTask {
                              const std::string& place) {
     require(json.contains(key), place, ": has no \"", key, "\".");
     require(json[key].is_string(), place, ": has a \"", key, "\" that is no text.");
-    return json[key].get<std::string>();
+    auto text = json[key].get<std::string>();
+    require(text.find('\0') == std::string::npos, place, ": has a character 0 in \"", key, "\".");
+    return text;
   }
 
   std::string path_;

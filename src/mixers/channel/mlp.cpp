@@ -18,12 +18,13 @@ struct MlpOptions {
             {"gelu", "gelu_tanh", "relu", "relu2", "softmax"});
     f.field("bias", bias, "biases even where the model has none");
   }
+  int64_t hidden_at(int64_t width) const { return hidden.value_or(4 * width); }
 };
 
 class Mlp final : public ChannelMixer {
  public:
   Mlp(const MlpOptions& options, const LayerShape& shape) : activation_(options.activation) {
-    const int64_t hidden = shape.share("hidden", options.hidden.value_or(4 * shape.width));
+    const int64_t hidden = shape.share("hidden", options.hidden_at(shape.width));
     if (shape.processes() > 1 && activation_ == "softmax") {
       usage_error("mlp: activation is \"softmax\", which reads all hidden units, but the ",
                   shape.processes(), " processes of train.tensor_parallel have some each.");

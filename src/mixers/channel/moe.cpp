@@ -54,6 +54,11 @@ struct MoeOptions {
     f.field("active_groups", active_groups, "groups that a token may choose from", size_from(1));
   }
 
+  int64_t hidden_at(int64_t width) const {
+    const int64_t usual = (8 * width / (3 * (active + shared)) + 7) / 8 * 8;
+    return std::max<int64_t>(hidden.value_or(usual), 1);
+  }
+
   // Throws UsageError for options that contradict each other.
   void check() const {
     if (active > routed) {
@@ -79,9 +84,8 @@ class Moe final : public ChannelMixer {
   Moe(const MoeOptions& options, const LayerShape& shape)
       : options_(options), processes_(shape.processes()) {
     options.check();
-    const int64_t width = shape.width, working = options.active + options.shared;
-    hidden_ = options.hidden.value_or((8 * width / (3 * working) + 7) / 8 * 8);
-    hidden_ = shape.share("hidden", std::max<int64_t>(hidden_, 1));
+    const int64_t width = shape.width;
+    hidden_ = shape.share("hidden", options.hidden_at(width));
     gate_ = register_module("gate",
                             std::make_shared<Linear>(width, options.routed, false, shape.init_std));
     gate_->may_narrow = false;  // a choice has no small error

@@ -18,13 +18,14 @@ struct RwkvChannelOptions {
   void fields(Fields& f) {
     f.field("hidden", hidden, "hidden units; absent: 4 width", size_from(1));
   }
+  int64_t hidden_at(int64_t width) const { return hidden.value_or(4 * width); }
 };
 
 class RwkvChannel final : public ChannelMixer {
  public:
   RwkvChannel(const RwkvChannelOptions& options, const LayerShape& shape) {
     const int64_t width = shape.width;
-    const int64_t hidden = shape.share("hidden", options.hidden.value_or(4 * width));
+    const int64_t hidden = shape.share("hidden", options.hidden_at(width));
     const Tensor start = RwkvStart(shape).key_mix();
     // Rows: of keys, receptance. The authors decay none of these.
     parameter("mix", mix_, at::stack({start, start}), {.decay = false});

@@ -17,13 +17,15 @@ struct SwigluOptions {
     f.field("gate_groups", gate_groups,
             "groups of hidden units scaled by a softmax gate; absent: no gate", size_from(2));
   }
+  // 8/3 C keeps the parameters of a 4 C two-layer network; multiples of 8 suit the vector units.
+  int64_t hidden_at(int64_t width) const { return hidden.value_or((8 * width / 3 + 7) / 8 * 8); }
+  int64_t hidden_multiple() const { return gate_groups.value_or(1); }
 };
 
 class SwiGlu final : public ChannelMixer {
  public:
   SwiGlu(const SwigluOptions& options, const LayerShape& shape) {
-    // 8/3 C keeps the parameters of a 4 C two-layer network; multiples of 8 suit the vector units.
-    const int64_t all = options.hidden.value_or((8 * shape.width / 3 + 7) / 8 * 8);
+    const int64_t all = options.hidden_at(shape.width);
     const int64_t hidden = shape.share("hidden", all);
     // Rows 0..I of `up` are W1 (through SiLU), rows I..2I are W3.
     up_ = register_module(

@@ -13,8 +13,10 @@ void AttentionOptions::fields(Fields& f) {
   f.field("heads", heads, "query heads", size_from(1));
   f.field("kv_heads", kv_heads, "key and value heads; absent: as many as heads", size_from(1));
   f.field("head_dim", head_dim, "size of a head; absent: width / heads", size_from(1));
-  f.field("window", window, "keys a query sees, its own included; absent: all",
-          at_least(int64_t{1}));
+  f.field(
+      "window", window,
+      "keys a query sees, its own included, on either side where it looks both ways; absent: all",
+      at_least(int64_t{1}));
   f.field("qk_norm", qk_norm, "RMS norm of each query and key head before positions");
 }
 

@@ -34,7 +34,8 @@ std::tuple<Tensor, Tensor> Aft::otherwise(const Arguments& given) {
     hidden = at::arange(c10::Scalar(length), ids).ge(o.lengths.unsqueeze(1)).unsqueeze(-1);
     keys = keys.masked_fill(hidden, kNoExponent);
   }
-  Tensor e = at::exp(keys - keys.amax(1, true).detach());
+  // No -inf is taken away, which would leave NaN where all keys are that.
+  Tensor e = at::exp(keys - keys.amax(1, true).detach().clamp_min(kNoExponent));
   if (hidden.defined()) e = e.masked_fill(hidden, 0);  // all are, of a sequence without keys
   const auto of_heads = [&](const Tensor& t) {
     return t.unflatten(2, {heads, size}).transpose(1, 2);

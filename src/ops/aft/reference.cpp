@@ -56,14 +56,35 @@ Tensor pair_bias(const AftOptions& o, const Keys& keys, const Tensor& age, int64
   return at::where(inside, w, at::zeros({}, w.options()));
 }
 
-// Without positions all queries see the same mean, [B, 1, C]. k, v: [B, T, C].
+// [e^k v | e^k] relative to `exponent`; nothing where `hidden`, which may be undefined.
+Tensor exponentials(const Tensor& k, const Tensor& v, const Tensor& exponent,
+                    const Tensor& hidden) {
+  if (!hidden.defined()) {
+    const Tensor e = at::exp(k - exponent);
+    return at::cat({e * v, e}, -1);
+  }
+  // A hidden key may be so large that its exponential has no gradient but NaN.
+  const Tensor e = at::exp(k.masked_fill(hidden, kNoExponent) - exponent).masked_fill(hidden, 0);
+  return at::cat({(e * v).masked_fill(hidden, 0), e}, -1);
+}
+
+// The largest of some keys, of those that are not hidden; no -inf, of which differences are NaN.
+Tensor largest(const Tensor& k, int64_t dim, const Tensor& hidden) {
+  const Tensor shown = hidden.defined() ? k.masked_fill(hidden, kNoExponent) : k;
+  return shown.detach().amax(dim, true).clamp_min(kNoExponent);
+}
+
+// Without positions all queries see the same mean, [B, 1, C]; 0 where no key has any weight. k, v:
+// [B, T, C].
 Tensor mean_of_all(const Tensor& k, const Tensor& v, const Tensor& lengths) {
-  if (!lengths.defined()) return (at::softmax(k, 1) * v).sum(1, true);
-  const Tensor place = at::arange(c10::Scalar(k.sym_size(1)), lengths.options());
-  const Tensor hidden = place.ge(lengths.unsqueeze(1)).unsqueeze(-1);
-  // A sequence without any key has weights of 0.
-  return (at::softmax(k.masked_fill(hidden, kNoExponent), 1).masked_fill(hidden, 0) * v)
-      .sum(1, true);
+  Tensor hidden;
+  if (lengths.defined()) {
+    const Tensor place = at::arange(c10::Scalar(k.sym_size(1)), lengths.options());
+    hidden = place.ge(lengths.unsqueeze(1)).unsqueeze(-1);
+  }
+  const std::vector<Tensor> sums =
+      exponentials(k, v, largest(k, 1, hidden), hidden).sum(1, true).chunk(2, -1);
+  return sums[0] / at::where(sums[1].eq(0), at::ones_like(sums[1]), sums[1]);
 }
 
 // The last W - 1 positions, and the sums of those before them, of the last document. `key` numbers
@@ -113,24 +134,6 @@ Tensor state_after(const Keys& keys, const Tensor& key, const Tensor& sums, int6
 struct Sums {
   Tensor both, exponent;
 };
-
-// [e^k v | e^k] relative to `exponent`; nothing where `hidden`, which may be undefined.
-Tensor exponentials(const Tensor& k, const Tensor& v, const Tensor& exponent,
-                    const Tensor& hidden) {
-  if (!hidden.defined()) {
-    const Tensor e = at::exp(k - exponent);
-    return at::cat({e * v, e}, -1);
-  }
-  // A hidden key may be so large that its exponential has no gradient but NaN.
-  const Tensor e = at::exp(k.masked_fill(hidden, kNoExponent) - exponent).masked_fill(hidden, 0);
-  return at::cat({(e * v).masked_fill(hidden, 0), e}, -1);
-}
-
-// The largest of some keys, of those that are not hidden; no -inf, of which differences are NaN.
-Tensor largest(const Tensor& k, int64_t dim, const Tensor& hidden) {
-  const Tensor shown = hidden.defined() ? k.masked_fill(hidden, kNoExponent) : k;
-  return shown.detach().amax(dim, true).clamp_min(kNoExponent);
-}
 
 // The sums of a causal form: k, v [B, H, T, D], weights [1 or B, 1 or H, T, T], run [B, T] or
 // undefined. An exponent has to be one of a key that the query sees, or all that it sees might

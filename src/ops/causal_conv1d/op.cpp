@@ -52,7 +52,7 @@ Tensor CausalConv1d::state_after(const Arguments& a) {
     // How many documents begin after this row.
     const Tensor past =
         at::constant_pad_nd(changes.to(at::kLong), {0, 1}).flip(1).cumsum(1).flip(1);
-    tail = tail * past.eq(0).to(x.scalar_type()).unsqueeze(-1);
+    tail = tail.masked_fill(past.ne(0).unsqueeze(-1), 0);  // though it were NaN
   }
   if (!own.is_symbolic() && own == rows) return tail.clone(at::MemoryFormat::Contiguous);
   // Rows from before x. Where they are known, no more than are kept: a state holds its memory.
@@ -63,8 +63,8 @@ Tensor CausalConv1d::state_after(const Arguments& a) {
   }
   Tensor before = o.state.narrow(1, rows - earlier, earlier);
   if (o.documents.defined()) {
-    const Tensor same = o.documents.eq(o.documents.narrow(1, 0, 1)).all(1);
-    before = before * same.to(x.scalar_type()).view({-1, 1, 1});
+    const Tensor others = o.documents.ne(o.documents.narrow(1, 0, 1)).any(1);
+    before = before.masked_fill(others.view({-1, 1, 1}), 0);
   }
   return at::cat({before, tail}, 1).narrow_symint(1, from, rows);
 }

@@ -18,9 +18,10 @@ std::tuple<Tensor, Tensor> CausalConv1d::reference(const Arguments& a) {
   for (int64_t j = 0; j < taps; ++j) {
     Tensor tap = rows.narrow_symint(1, j, length) * weight.select(1, j).to(wide);
     if (run.defined()) {
-      const Tensor same =
-          run.narrow_symint(1, j, length).eq(run.narrow_symint(1, taps - 1, length));
-      tap = tap * same.to(wide).unsqueeze(-1);
+      // Not times 0: what is not finite in one document stays in it.
+      const Tensor other =
+          run.narrow_symint(1, j, length).ne(run.narrow_symint(1, taps - 1, length));
+      tap = tap.masked_fill(other.unsqueeze(-1), 0);
     }
     y = y.defined() ? y + tap : tap;
   }

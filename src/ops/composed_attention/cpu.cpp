@@ -293,11 +293,12 @@ const Kernels<ComposedAttention> composed_attention_cpu(
 Tensor composed_attention_int8(const Tensor& q, const Tensor& k, const Tensor& v,
                                const Tensor& k_scale, const Tensor& v_scale,
                                const ComposedAttentionOptions& options) {
-  const bool kernel_type = q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16;
   ComposedAttention::Arguments arguments{q, k, v, options};
   if (at::autocast::is_autocast_enabled(q.device().type())) {
     ComposedAttention::autocast(arguments, AutocastCast(q.device().type()));
   }
+  const auto computed = arguments.q.scalar_type();
+  const bool kernel_type = computed == at::kFloat || computed == at::kBFloat16;
   if (q.is_cpu() && kernel_type && q.numel() > 0 && unsupported(arguments) == nullptr) {
     ComposedAttentionCall call;
     convert(call, arguments);

@@ -338,7 +338,8 @@ void map_softmax_backward(const MapTile& m, int64_t h) {
     for (int64_t j = 0; j < 4; ++j) sums[j] = weight_sums[j] = zero();
     m.each_key(
         r, [&]<bool kMasked>(int64_t j, uint64_t bits, int64_t at) __attribute__((always_inline)) {
-          const vf e = vexp(load(x + at) - shift);
+          // At most 1, though the score was rounded otherwise than in the forward pass.
+          const vf e = vexp(vmin(zero(), load(x + at) - shift));
           const vf weight = shown<kMasked>(bits, r, e, zero());
           const vf grad = shown<kMasked>(bits, r, load(grads + at), zero());
           sums[j] = fma(weight, grad, sums[j]);

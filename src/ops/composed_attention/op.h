@@ -56,7 +56,9 @@ struct ComposedAttentionOptions {
   std::string conv_mask = "double";
   at::Tensor bias = {};                // finite, broadcasts to [B, H, T, S]
   bool causal = true;                  // key s visible to query t when s <= t + S - T
-  std::optional<int64_t> window = {};  // the last `window` keys including the query's own
+  // The last `window` keys including the query's own; without `causal` those less than that many
+  // positions away on either side.
+  std::optional<int64_t> window = {};
   at::Tensor lengths = {};             // [B] int64: keys s < lengths[b] are visible
   at::Tensor documents = {};         // [B, S] int64 ids: a query sees only keys of its own document
   at::Tensor mask = {};              // boolean, broadcasts to [B, 1, T, S]; true is visible

@@ -8,9 +8,11 @@ namespace headloom::ops {
 namespace {
 
 const char* unsupported(const DynamicWeights::Arguments& a) {
-  if (a.hidden.sym_size(0) * a.hidden.sym_size(1) > kStreamedRows) {
-    return "there are more than 16 rows";
+  // Asked for their number, a graph that is traced for any would be bound to the answer.
+  if (a.hidden.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    return "a graph for any number of rows has them by the definition";
   }
+  if (a.hidden.size(0) * a.hidden.size(1) > kStreamedRows) return "there are more than 16 rows";
   if (a.w2.sym_size(3) > dynamic_weights_kernel::kMostWeights) {
     return "a group has more than 1024 weights";
   }

@@ -54,8 +54,13 @@ void Linear::check(const Arguments& a) {
 // As at::linear; integer weights and their scales stay what they are.
 void Linear::autocast(Arguments& a, const AutocastCast& cast) {
   cast(a.x, a.bias);
-  const bool many = a.x.dim() > 0 && a.x.sym_numel() > a.x.sym_size(-1) * kStreamedRows;
-  if (!many || !rounds_weights(a.x)) cast(a.weight);
+  // How many rows there are is asked only where it matters, and not while a graph is traced for any
+  // number: it would be bound to the answer.
+  const auto many = [&] {
+    return a.x.dim() > 0 && !a.x.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+           a.x.numel() > a.x.size(-1) * kStreamedRows;
+  };
+  if (!rounds_weights(a.x) || !many()) cast(a.weight);
 }
 
 std::vector<Tensor> Linear::outputs(const Arguments& a, bool /*training*/) {

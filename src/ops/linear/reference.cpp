@@ -15,7 +15,9 @@ Tensor Linear::reference(const Arguments& a) {
     return at::linear(x, wide, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
   }
   // int8 is exact in every floating type; the scale goes onto the sums, of which there are fewer.
-  const Tensor y = at::linear(x, weight.to(x.scalar_type())) * scale.to(x.scalar_type());
+  // In float16 these may be beyond the largest number, and a scale below the smallest.
+  const auto type = x.scalar_type() == at::kHalf ? at::kFloat : x.scalar_type();
+  const Tensor y = (at::linear(x.to(type), weight.to(type)) * scale.to(type)).to(x.scalar_type());
   return bias.defined() ? y + bias : y;
 }
 

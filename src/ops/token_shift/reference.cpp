@@ -13,7 +13,7 @@ std::vector<Tensor> TokenShift::reference(const Arguments& a) {
       o.last.defined() ? o.last.to(wide).unsqueeze(1) : at::zeros_like(now.narrow(1, 0, 1));
   Tensor before = now.narrow_symint(1, 0, rest);
   if (o.documents.defined()) {
-    before = before * id_changes(o.documents).logical_not().unsqueeze(-1);
+    before = before.masked_fill(id_changes(o.documents).unsqueeze(-1), 0);  // though it were NaN
   }
   before = at::cat({first, before}, 1);
   std::vector<Tensor> out;

@@ -16,17 +16,15 @@ std::tuple<Tensor, Tensor> Wkv::reference(const Arguments& given) {
     b = o.state.select(1, 1);
     m = o.state.select(1, 2);
   }
-  std::vector<Tensor> same;  // [B, 1] each: t + 1 is in the document of t
-  if (o.documents.defined()) {
-    same = id_changes(o.documents).logical_not().unsqueeze(-1).unbind(1);
-  }
+  std::vector<Tensor> begins;  // [B, 1] each: t + 1 begins a document
+  if (o.documents.defined()) begins = id_changes(o.documents).unsqueeze(-1).unbind(1);
   std::vector<Tensor> outputs;
   for (int64_t t = 0; t < length; ++t) {
-    if (t > 0 && o.documents.defined()) {
-      const Tensor keep = same[t - 1];
-      a = a * keep;
-      b = b * keep;
-      m = at::where(keep, m, at::full_like(m, kNoExponent));
+    if (t > 0 && !begins.empty()) {
+      // Not times 0: what is not finite in one document stays in it.
+      a = a.masked_fill(begins[t - 1], 0);
+      b = b.masked_fill(begins[t - 1], 0);
+      m = m.masked_fill(begins[t - 1], kNoExponent);
     }
     const Tensor &key = keys[t], &value = values[t];
     // The scale cancels, so that it is a constant to gradients.

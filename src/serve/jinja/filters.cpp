@@ -249,7 +249,7 @@ Value indented(const Value& value, Taken& taken, Budget& budget) {
           : std::string(static_cast<size_t>(std::max<int64_t>(spaces, 0)), ' ');
   std::string out;
   bool begin = true;
-  for (const std::string& line : split(shown(value), "\n", -1, false)) {
+  for (const std::string& line : lines(shown(value) + "\n")) {
     budget.make(line.size() + margin.size());
     if (!begin) out += '\n';
     if (begin ? first : blank || !line.empty()) out += margin;
