@@ -6,7 +6,7 @@
 
 torch_requirement="torch==2.13.0"   # installed where no PyTorch of at least torch_minimum is found
 torch_minimum="2.11"
-python_requirements=(numpy safetensors pytest pytest-xdist transformers mypy)
+python_requirements=(numpy safetensors pytest pytest-xdist transformers mypy distributed tensorboard)
 apt_packages=(g++ cmake ninja-build ccache pkg-config libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libgtest-dev
   libcpp-httplib-dev libpng-dev libjpeg-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev)
 

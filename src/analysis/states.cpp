@@ -55,8 +55,24 @@ ModelInput with_documents_apart(const ModelInput& input) {
           .lengths = at::tensor(lengths, at::kLong)};
 }
 
-// Sums of exponentials that have no term yet begin with exponents below this.
-constexpr double kNothing = -1e37;
+// The state `name` of those that a layer holds, in double. Sums of exponentials are held relative
+// to an exponent, and are multiplied by it here; the keys and values that aft has not yet added to
+// them are left out. Undefined for a tensor that only holds exponents.
+Tensor real_state(const Named<Tensor>& held, const std::string& name) {
+  const Tensor state = held.at(name).to(at::kDouble);
+  if (name == "wkv" || name == "aft") {  // [B, rows, C]: two sums, their exponent, the rest
+    return state.narrow(1, 0, 2) * state.narrow(1, 2, 1).exp();
+  }
+  if (name == "performer.max") return {};
+  const auto largest = held.find("performer.max");
+  if (name == "performer" && largest != held.end() && largest->second.defined()) {
+    // [B, H, rows, D + 1]: the features' rows, then eps's, which has no exponent.
+    const int64_t features = state.size(2) - 1;
+    const Tensor scale = largest->second.to(at::kDouble).exp().unsqueeze(-1).unsqueeze(-1);
+    return at::cat({state.narrow(2, 0, features) * scale, state.narrow(2, features, 1)}, 2);
+  }
+  return state;
+}
 
 // Decodes the input token by token, up to the end of the longest sequence.
 std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelInput& input) {
@@ -68,12 +84,12 @@ std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelI
   for (int64_t t = 0; t < longest; ++t) {
     model.extend(input.tokens.narrow(1, t, 1), state);
     for (size_t l = 0; l < state.layers.size(); ++l) {
-      for (const auto& [name, value] : state.layers[l].mixer.recurrent) {
-        if (!value.defined()) continue;
+      const auto& recurrent = state.layers[l].mixer.recurrent;
+      for (const auto& [name, value] : recurrent) {
+        const Tensor real = value.defined() ? real_state(recurrent, name) : Tensor();
+        if (!real.defined()) continue;
         StateNorms& of = found[{model.decoder_layers().first() + static_cast<int64_t>(l), name}];
-        // Exponents of sums of nothing (aft's places that are not yet filled) hold no state.
-        const Tensor filled = value.to(at::kDouble).masked_fill(value <= kNothing, 0);
-        of.by_position.push_back(filled.flatten(1).norm(2, {1}));
+        of.by_position.push_back(real.flatten(1).norm(2, {1}));
         of.numbers = value[0].numel();
       }
     }

@@ -386,9 +386,11 @@ Command analyze_command() {
                        "noise: the part of --text that its last token is to find");
         app.add_option("--layers", a->layers, "numbers of layers, as in 0,3; all by default")
             ->delimiter(',')
+            ->allow_extra_args(false)
             ->check(whole_number(0));
         app.add_option("--heads", a->heads, "numbers of heads; all by default")
             ->delimiter(',')
+            ->allow_extra_args(false)
             ->check(whole_number(0));
         app.add_option("--sequences", a->sequences,
                        "held-out sequences to read, 8 by default and 1 for maps; of overhead: "

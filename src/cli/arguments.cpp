@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/range_text.h"
 #include "core/shell.h"
 #include "core/text.h"
@@ -19,15 +20,11 @@ constexpr const char* kIs = "is ";
 // mean.
 template <typename T>
 std::optional<T> number(const std::string& text) {
-  T value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) return std::nullopt;
   const size_t digits = text.starts_with('-') ? 1 : 0;
   if (text.size() > digits + 1 && text[digits] == '0' && text.find_first_of(".eE") == text.npos) {
     return std::nullopt;
   }
-  return value;
+  return parse_number<T>(text);
 }
 
 // Whether the text is a whole number that 64 bits cannot hold.

@@ -25,7 +25,8 @@ Command bench_command() {
             app.add_option("cases", a->families,
                            "which benchmarks: operators, as 'list operators' names them, step, "
                            "train_step, models or decode; all by default");
-            app.add_option("--only", o.only, "only cases and figures whose name has this in it");
+            app.add_option("--only", o.only, "only cases and figures whose name has this in it")
+                ->check(not_empty());
             app.add_option("--backend", o.backend, "force the operator's backend")
                 ->check(one_of({"reference", "fused"}));
             app.add_option("--seconds", o.seconds, "time for each measurement")

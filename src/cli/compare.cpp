@@ -60,8 +60,8 @@ void say_what_is_there(const CompareOutcome& outcome, const std::string& folder)
   }
   if (outcome.present > 0) {
     std::fprintf(stderr,
-                 "%zu of the %zu runs are there already, and go on or are kept as they are\n",
-                 outcome.present, outcome.planned);
+                 "%zu of the %zu runs %s already: finished ones are kept, others are resumed\n",
+                 outcome.present, outcome.planned, outcome.present == 1 ? "exists" : "exist");
   }
   if (!outcome.left_out.empty()) {
     const bool one = outcome.left_out.size() == 1;
@@ -113,7 +113,7 @@ int run_one(const CompareArguments& a) {
 int run_compare(CompareArguments& a) {
   namespace fs = std::filesystem;
   // A comparison's folder in place of a configuration goes on with that comparison.
-  if (fs::is_directory(a.config.path)) {
+  if (is_folder(a.config.path)) {
     if (a.out.empty()) a.out = a.config.path;
     a.config.path += "/config.toml";
   }
@@ -129,7 +129,7 @@ int run_compare(CompareArguments& a) {
   read_fields(root, config);
   const std::string toml = to_toml(root);
   check_folder(a);
-  install_interrupt_handler("\nheadloom: ending; once more ends at once.\n");
+  install_interrupt_handler("\nheadloom: ending; press Ctrl-C again to stop at once.\n");
   CompareControl control{.folder = a.out, .fresh = a.fresh, .jobs = a.jobs};
   control.command = [&](const std::string& run) {
     return std::vector<std::string>{program_path(), "compare", a.out, "--run", run};
@@ -165,8 +165,8 @@ int run_compare(CompareArguments& a) {
   std::printf("%s\n", a.json ? report::to_json(result).c_str() : report::to_text(result).c_str());
   std::fflush(stdout);  // before what follows on stderr, where both go to one file
   if (outcome.interrupted) {
-    std::fprintf(stderr,
-                 "headloom: interrupted; finished runs are kept. The same command goes on.\n");
+    std::fprintf(stderr, "headloom: interrupted; finished runs are kept. The same command %s.\n",
+                 a.fresh ? "without --fresh goes on" : "goes on");
     return 1;
   }
   std::fprintf(stderr, "report: %s/report.html\n", a.out.c_str());

@@ -75,6 +75,20 @@ void or_tell_of_out(bool asked, const char* what, const std::function<void()>& w
   }
 }
 
+namespace {
+
+// `path` in a command that goes on with what stands there, not one that begins anew: the folder,
+// where it is that of a run or of a comparison.
+std::string place_to_go_on(const std::string& path) {
+  const std::filesystem::path file = path;
+  const bool stored = file.filename() == "config.toml" &&
+                      (is_there((file.parent_path() / "metrics.jsonl").string()) ||
+                       is_there((file.parent_path() / "comparison.json").string()));
+  return shell_word(stored ? file.parent_path().string() : path);
+}
+
+}  // namespace
+
 void expect_comparison(const Node& root, const std::string& path, bool comparison) {
   const bool many = root.find("models") != nullptr || root.find("tasks") != nullptr;
   const bool one = root.find("model") != nullptr || root.find("task") != nullptr;
@@ -82,13 +96,13 @@ void expect_comparison(const Node& root, const std::string& path, bool compariso
     usage_error(path,
                 ": configures one model ([model], [task]), expected a comparison ([[models]], "
                 "[[tasks]]); ",
-                program_name(), " train ", shell_word(path), " trains it.");
+                program_name(), " train ", place_to_go_on(path), " trains it.");
   }
   if (!comparison && many && !one) {
     usage_error(path,
                 ": configures a comparison ([[models]], [[tasks]]), expected one model ([model], "
                 "[task]); ",
-                program_name(), " compare ", shell_word(path), " runs it.");
+                program_name(), " compare ", place_to_go_on(path), " runs it.");
   }
   if (!comparison && !one) {
     usage_error(path, root.table().empty() ? ": is empty" : ": has no [model] and no [task]",
@@ -118,6 +132,7 @@ void add_checkpoint_option(CLI::App& app, std::string& checkpoint) {
 
 void add_device_option(CLI::App& app, std::string& device) {
   app.add_option("--device", device, "what the model runs on: cpu, cuda (the first) or cuda:N")
+      ->check(not_empty())
       ->type_name("DEVICE");
 }
 

@@ -244,7 +244,7 @@ Description description(DescribeArguments a) {
                 " is of --machines, which is missing or 1.");
   }
   const std::string folder = a.config.path;
-  const bool of_run = std::filesystem::is_directory(folder);
+  const bool of_run = is_folder(folder);
   if (of_run) a.config.path += "/config.toml";
   const Node root = a.config.read();
   expect_comparison(root, a.config.path, false);

@@ -204,11 +204,13 @@ int run_generate(GenerateArguments& a) {
                rate(t.written, t.write_seconds));
   if (const double seconds = ops::seconds_of_timing_products(); seconds > 0.1) {
     std::fprintf(stderr,
-                 "Beside that, %.1f s went into choosing the fastest matrix products for this "
+                 "In addition, %.1f s went into choosing the fastest matrix products for this "
                  "machine, which is done once for each size.\n",
                  seconds);
   }
-  return 0;
+  if (!interrupted()) return 0;
+  std::fprintf(stderr, "headloom: interrupted; the text is not complete.\n");
+  return 1;
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ Command export_command() {
             app.add_option("model", a->from, "folder of a run")->required();
             app.add_option("--out", a->out, "new folder")->check(not_empty())->required();
             app.add_option("--as", a->family,
-                           "model_type, as in --as llama; the first that fits by default");
+                           "model_type, as in --as llama; the first that fits by default")
+                ->check(not_empty());
             add_checkpoint_option(app, a->checkpoint);
             return [a] {
               return report(export_run(a->from, a->checkpoint, a->family, a->out), a->out);

@@ -1,5 +1,7 @@
 #include <ATen/Context.h>
+#include <fcntl.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -126,7 +128,16 @@ int guarded(int argc, char** argv) {
 
 }  // namespace
 
+// A descriptor that is closed would be given to the next file that is opened, and what is printed
+// would be written into that. Printing to what can only be read fails, as to a closed one.
+void keep_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
+  }
+}
+
 int main(int argc, char** argv) {
+  keep_standard_descriptors();
   // Gradients of a saturated softmax become smaller than 1e-38, and products of such numbers take a
   // hundred times as long on Intel's processors. They count as 0. Threads take this over from the
   // one that starts them, so it comes first.

@@ -87,6 +87,7 @@ int watch(RunReport& runs, const ReportArguments& a) {
         page = report::to_html(shown);
       } catch (const Error& error) {
         // For example, a comparison has moved the run away for a while. The page asks again.
+        as_of.clear();
         page =
             str("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
                 "<title>Headloom</title></head><body><p>",
@@ -106,7 +107,7 @@ int watch(RunReport& runs, const ReportArguments& a) {
 }
 
 int run_report(ReportArguments& a) {
-  if (a.port && !a.watch) usage_error("--port is of --watch, which is missing.");
+  if (a.port && !a.watch) usage_error("--port needs --watch.");
   if (a.json && a.watch) {
     usage_error("--watch serves a page and prints no result: leave out --json or --watch.");
   }
@@ -123,7 +124,7 @@ int run_report(ReportArguments& a) {
   check_output_file(a.out);
   report::Comparison shown = report_now(runs, a);
   shown.command += " --out " + shell_word(a.out);
-  const fs::path folder = fs::absolute(a.out).parent_path();
+  const fs::path folder = fs::absolute(a.out).lexically_normal().parent_path();
   each_run(shown, [&](report::Run& run) {
     if (!run.folder.empty()) run.folder = fs::path(run.folder).lexically_relative(folder).string();
   });

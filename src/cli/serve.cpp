@@ -90,7 +90,8 @@ int run_serve(ServeArguments& a) {
       const int64_t texts = load.running + load.waiting;
       if (texts == 0) return true;
       std::fprintf(stderr,
-                   "headloom: ending when %s in progress %s done; once more ends at once.\n",
+                   "headloom: ending when %s in progress %s done; press Ctrl-C again to stop at "
+                   "once.\n",
                    texts == 1 ? "the text" : str("the ", texts, " texts").c_str(),
                    texts == 1 ? "is" : "are");
     }
@@ -124,6 +125,7 @@ Command serve_command() {
             app.add_option("--cors", a->server.cors,
                            "origins whose web pages may ask, as in https://a.example; *: all")
                 ->delimiter(',')
+                ->allow_extra_args(false)
                 ->check([](const std::string& origin) {
                   const bool fine =
                       origin == "*" ||

@@ -81,7 +81,7 @@ void requeue() {
   const char* const job = std::getenv("SLURM_JOB_ID");
   if (job == nullptr) return;
   const std::string command = str("scontrol requeue ", shell_word(job));
-  std::fprintf(stderr, "headloom: the job shall begin again: %s\n", command.c_str());
+  std::fprintf(stderr, "headloom: requeuing the job: %s\n", command.c_str());
   if (std::system(command.c_str()) != 0) {
     std::fprintf(stderr, "headloom: '%s' failed; submit the job again to go on.\n",
                  command.c_str());
@@ -91,7 +91,7 @@ void requeue() {
 int run_train(TrainArguments& a) {
   namespace fs = std::filesystem;
   // A run's folder in place of a configuration stands for that run and its configuration.
-  if (fs::is_directory(a.config.path)) {
+  if (is_folder(a.config.path)) {
     run_toml_in(a.config.path);  // which refuses what is not a run
     if (a.out.empty()) a.out = a.config.path;
     a.config.path += "/config.toml";
@@ -105,7 +105,7 @@ int run_train(TrainArguments& a) {
                 a.from, " say --checkpoint ", a.from, ".");
   }
   install_interrupt_handler(
-      "\nheadloom: ending after this step, which is kept; once more ends at once.\n");
+      "\nheadloom: ending after this step, which is kept; press Ctrl-C again to stop at once.\n");
   const std::optional<Place> place = place_among_ranks();
   if (a.processes > 1) {
     if (place) {
@@ -172,8 +172,9 @@ int train_here(const TrainArguments& a, Communicator* group) {
                                    {"loss", last.loss},
                                    {"accuracy", last.accuracy},
                                    {"tokens_per_second", outcome.result.tokens_per_second},
-                                   {"peak_memory_bytes", outcome.result.peak_memory},
+                                   {"peak_memory_bytes", nullptr},
                                    {"seconds", outcome.seconds}};
+    if (outcome.result.peak_memory >= 0) json["peak_memory_bytes"] = outcome.result.peak_memory;
     if (!outcome.result.warning.empty()) json["warning"] = outcome.result.warning;
     std::printf("%s\n", printed(json).c_str());
   } else {
@@ -200,10 +201,12 @@ Command train_command() {
             app.add_option("--from", a->from,
                            "begin with the weights of this run or imported checkpoint; [model] and "
                            "the tokenizer are then its own")
+                ->check(not_empty())
                 ->type_name("RUN");
             app.add_option("--checkpoint", a->checkpoint,
                            "best, last or a step: with --from the one to begin with (best by "
-                           "default); else go on from it and drop newer ones");
+                           "default); else go on from it and drop newer ones")
+                ->check(not_empty());
             app.add_option("--processes", a->processes,
                            "processes of this machine that share every batch; torchrun, mpirun and "
                            "srun start them by themselves, on several machines too")
@@ -211,6 +214,7 @@ Command train_command() {
             app.add_option("--interface", a->group.interface,
                            "network by which the processes talk, as 'ip link' names it; by default "
                            "the one that reaches the first")
+                ->check(not_empty())
                 ->type_name("NAME");
             app.add_option("--timeout", a->group.timeout,
                            "seconds that a process waits for the others before all end")

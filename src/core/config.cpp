@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <sstream>
@@ -11,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/parse_number.h"
 #include "core/utf8.h"
 
 namespace headloom {
@@ -188,7 +188,62 @@ const char* Node::type_name() const {
   }
 }
 
+namespace {
+
+// Deeper tables than any configuration has. toml++ limits brackets, but not the dots of keys, and
+// neither its tables nor ours can go away where they are nested thousands of levels deep.
+constexpr size_t kDeepestToml = 64;
+
+// The end of the string that begins at `at` with `quote`, or of the text where it has none.
+size_t end_of_string(std::string_view text, size_t at) {
+  const char quote = text[at];
+  const std::string three(3, quote);
+  const bool long_one = text.substr(at, 3) == three;
+  const std::string_view close = long_one ? std::string_view(three) : text.substr(at, 1);
+  for (size_t i = at + close.size(); i < text.size(); ++i) {
+    if (quote == '"' && text[i] == '\\') {
+      ++i;
+    } else if (text.substr(i, close.size()) == close) {
+      return i + close.size();
+    }
+  }
+  return text.size();
+}
+
+// Throws UsageError where brackets and the dots of keys nest deeper than kDeepestToml.
+void check_toml_depth(std::string_view text, const std::string& name) {
+  std::vector<size_t> outside;  // how deep what is around each open bracket is
+  size_t depth = 0, line = 1;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"' || c == '\'') {
+      const size_t end = end_of_string(text, i);
+      line += static_cast<size_t>(std::count(text.begin() + static_cast<int64_t>(i),
+                                             text.begin() + static_cast<int64_t>(end), '\n'));
+      i = end - 1;
+    } else if (c == '#') {
+      i = std::min(text.find('\n', i), text.size()) - 1;
+    } else if (c == '[' || c == '{') {
+      outside.push_back(depth++);
+    } else if ((c == ']' || c == '}') && !outside.empty()) {
+      depth = outside.back();
+      outside.pop_back();
+    } else if (c == '.') {
+      ++depth;
+    } else if (c == ',' || c == '\n') {  // what comes next is as deep as what is around it
+      depth = outside.empty() ? 0 : outside.back() + 1;
+      line += c == '\n';
+    }
+    if (depth > kDeepestToml) {
+      usage_error(name, ":", line, ": is nested deeper than ", kDeepestToml, " levels.");
+    }
+  }
+}
+
+}  // namespace
+
 Node parse_toml(std::string_view text, const std::string& name) {
+  check_toml_depth(text, name);
   try {
     Node root = convert(toml::parse(text, name), name);
     return root;
@@ -287,13 +342,15 @@ void apply_override(Node& root, const std::string& assignment) {
                 ": has an empty part, expected names with dots between, such as "
                 "train.steps.");
   }
+  if (keys.size() > kDeepestToml) {
+    usage_error("--set ", path, ": names ", keys.size(), " levels of tables, expected at most ",
+                kDeepestToml, ".");
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
     const bool last = i + 1 == keys.size();
     if (node->is_array()) {
-      size_t index = 0;
-      const auto result = std::from_chars(keys[i].data(), keys[i].data() + keys[i].size(), index);
-      if (result.ec != std::errc() || result.ptr != keys[i].data() + keys[i].size() ||
-          index >= node->array().size()) {
+      const auto index = parse_number<size_t>(keys[i]);
+      if (!index || *index >= node->array().size()) {
         const size_t count = node->array().size();
         const std::string list = i == 0 ? "" : keys[i - 1];
         usage_error("--set ", path, ": '", list, "' has no entry '", keys[i], "'",
@@ -301,7 +358,7 @@ void apply_override(Node& root, const std::string& assignment) {
                     : count == 1 ? str(", expected 0, its only entry.")
                                  : str(", expected 0 to ", count - 1, ", counted from 0."));
       }
-      node = &node->array()[index];
+      node = &node->array()[*index];
     } else if (node->is_table()) {
       Node* child = node->find(keys[i]);
       if (child == nullptr) {

@@ -51,7 +51,8 @@ void check_output_file(const std::string& path) {
 void write_file(const std::string& name, const std::function<void(const Sink&)>& produce) {
   check_output_file(name);
   const std::string path = target_of(name);
-  const std::string temporary = path + ".tmp";
+  // Another process may write the same file. The last one wins, with a whole file.
+  const std::string temporary = str(path, ".", ::getpid(), ".tmp");
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) cannot_write(path, system_reason());
   struct stat before{};  // of a file that is replaced, whose readers and writers stay the same
@@ -84,6 +85,15 @@ void write_file(const std::string& name, const std::function<void(const Sink&)>&
 
 void write_file(const std::string& path, std::string_view content) {
   write_file(path, [&](const Sink& sink) { sink(content.data(), content.size()); });
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (error && status.type() == fs::file_type::none) {
+    fail(path, ": cannot be read: ", error.message(), ".");
+  }
+  return fs::is_directory(status);
 }
 
 bool is_there(const std::string& path) {

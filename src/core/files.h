@@ -28,6 +28,9 @@ void write_file(const std::string& path, std::string_view content);
 // Does nothing where that is not possible, as with folders on some file systems.
 void sync_file(const std::string& path);
 
+// Whether there is a folder (or what a link leads to). Throws Error where the system does not tell,
+// as without permission.
+bool is_folder(const std::string& path);
 // Whether there is a file (or what a link leads to). False too where the system does not tell, as
 // without permission; reading the file then gives the reason.
 bool is_there(const std::string& path);

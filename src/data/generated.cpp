@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/parse_number.h"
 #include "core/sizes.h"
 #include "data/unicode.h"
 
@@ -18,11 +18,11 @@ constexpr uint64_t kHeldOutShare = 16;
 // Where fewer than 1 in 1000 draws suits a stream, the options leave too few different sequences.
 constexpr int kMaxDraws = 10000;
 
-bool is_held_out(const Sample& sample) {
+uint64_t hash_of(const Sample& sample) {
   StableHash hash;
   for (int64_t token : sample.source) hash.add(static_cast<uint64_t>(token));
   for (int64_t token : sample.inputs) hash.add(static_cast<uint64_t>(token));
-  return hash.value() % kHeldOutShare == 0;
+  return hash.value();
 }
 
 // [B, width]: each row a sample's tokens, then `padding`.
@@ -101,7 +101,8 @@ GeneratedTask::GeneratedTask(uint64_t seed, int64_t vocabulary, int64_t length,
       vocabulary_(vocabulary),
       length_(length),
       eval_sequences_(eval_sequences),
-      characters_(std::move(characters)) {}
+      characters_(std::move(characters)),
+      same_halves_from_(eval_sequences) {}
 
 void GeneratedTask::limit_examples(int64_t examples, bool in_order) {
   if (in_order) {
@@ -111,14 +112,43 @@ void GeneratedTask::limit_examples(int64_t examples, bool in_order) {
   }
 }
 
+bool GeneratedTask::halves_are_apart() const {
+  const std::lock_guard lock(mutex_);
+  know_halves(eval_sequences_);
+  return same_halves_from_ == eval_sequences_;
+}
+
+void GeneratedTask::know_halves(int64_t end) const {
+  for (; known_ < std::min(end, same_halves_from_); ++known_) {
+    if (!drawn(true, known_)) same_halves_from_ = known_;
+  }
+}
+
 Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (held_out) {
+    lock.lock();
+    know_halves(number + 1);
+  }
+  if (std::optional<Sample> sample = drawn(held_out, number)) return *std::move(sample);
+  usage_error("the options of this task (", describe(),
+              ") allow too few different sequences to hold ", "some of them out; make it larger.");
+}
+
+std::optional<Sample> GeneratedTask::drawn(bool held_out, int64_t number) const {
   Random random({held_out ? 0 : seed_, held_out, static_cast<uint64_t>(number)});
   for (int i = 0; i < kMaxDraws; ++i) {
     Sample sample = draw_number(held_out, number, random);
-    if (is_held_out(sample) == held_out) return sample;
+    const uint64_t hash = hash_of(sample);
+    if ((hash % kHeldOutShare == 0) != held_out) continue;
+    // The half of the first number that has this sequence is its half.
+    if (held_out && number < same_halves_from_ &&
+        halves_.emplace(hash, is_test(number)).first->second != is_test(number)) {
+      continue;
+    }
+    return sample;
   }
-  usage_error("the options of this task (", describe(),
-              ") allow too few different sequences to hold ", "some of them out; make it larger.");
+  return std::nullopt;
 }
 
 Batch GeneratedTask::batch_of(const std::vector<Sample>& samples) const {
@@ -175,14 +205,12 @@ std::vector<int64_t> GeneratedTask::encode(std::string_view text) const {
   size_t at = 0;
   while ((at = text.find_first_not_of(" \t\n", at)) != std::string_view::npos) {
     const std::string_view word = text.substr(at, text.find_first_of(" \t\n", at) - at);
-    int64_t token = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
-    if (error != std::errc() || end != word.data() + word.size() || token < 0 ||
-        token >= vocabulary_) {
+    const auto token = parse_number<int64_t>(word);
+    if (!token || *token < 0 || *token >= vocabulary_) {
       usage_error("'", word, "' is not a token of this task, whose tokens are the numbers 0 to ",
                   vocabulary_ - 1, ".");
     }
-    tokens.push_back(token);
+    tokens.push_back(*token);
     at += word.size();
   }
   return tokens;

@@ -1,7 +1,9 @@
 // What the tasks have in common whose sequences are made up on the fly.
 #pragma once
 
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include "data/random.h"
 #include "data/stream.h"
@@ -28,6 +30,8 @@ Sample next_token_sample(const std::vector<int64_t>& tokens, int64_t answer);
 
 // Sequences are split by a hash of source and inputs: one in 16 of all possible ones is for the
 // held-out stream, the others for training, and each stream draws until it meets one of its own.
+// Where few sequences are possible, a held-out one occurs again and again, but in one half only,
+// unless there are too few for two halves.
 class GeneratedTask : public Task {
  public:
   // Tokens are written as numbers unless `characters` names them: token i is characters[i].
@@ -39,6 +43,7 @@ class GeneratedTask : public Task {
   int64_t length() const final { return length_; }
   int64_t eval_sequences() const final { return eval_sequences_; }
   Batch train_batch(int64_t index, int64_t batch_size) const final;
+  bool halves_are_apart() const final;
   Batch eval_batch(int64_t first, int64_t count) const final;
   std::vector<int64_t> encode(std::string_view text) const override;
   std::string decode(const std::vector<int64_t>& tokens) const override;
@@ -66,6 +71,10 @@ class GeneratedTask : public Task {
   // As long as the longest of them where they predict next tokens, else length().
   Batch batch_of(const std::vector<Sample>& samples) const;
   Batch batch(bool held_out, int64_t first, int64_t count) const;
+  // Sequence `number`, where know_halves() knows those before it; nothing where no draw gives one.
+  std::optional<Sample> drawn(bool held_out, int64_t number) const;
+  // Finds the halves of the held-out sequences before `end`.
+  void know_halves(int64_t end) const;
 
   uint64_t seed_;
   int64_t vocabulary_;
@@ -74,6 +83,13 @@ class GeneratedTask : public Task {
   std::string characters_;
   std::optional<WindowOrder> examples_;  // the order of a fixed set of examples
   int64_t examples_in_order_ = 0;        // how many, where they keep their order; else 0
+  // Of the held-out sequences before `known_`: whether each is test data, by its hash.
+  mutable std::unordered_map<uint64_t, bool> halves_;
+  mutable int64_t known_ = 0;
+  // From this number on sequences are in both halves: there was none for one of them. Else their
+  // number.
+  mutable int64_t same_halves_from_;
+  mutable std::mutex mutex_;
 };
 
 struct GeneratedSpec : TaskSpec {

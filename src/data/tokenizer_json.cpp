@@ -26,6 +26,7 @@ constexpr std::string_view kEnds[] = {"<|endoftext|>", "<|end_of_text|>",
                                       "[SEP]",         std::string_view("\0", 1)};
 constexpr std::string_view kMasks[] = {"[MASK]", "<mask>"};
 
+constexpr size_t kMostSteps = 64;  // of a pre_tokenizer
 // Words longer than this are seldom met again.
 constexpr size_t kLongestKnown = 64;
 constexpr size_t kMostKnown = size_t{1} << 17;
@@ -259,6 +260,9 @@ struct JsonTokenizer::Reader {
     if (part.absent()) return;
     const std::string type = type_of(part);
     require(!bytes_, "its pre_tokenizer has ", type, " after ByteLevel, expected nothing there");
+    // Each step cuts inside the pieces of the one before it, by a call of its own.
+    require(out.steps_.size() < kMostSteps, "its pre_tokenizer has more than ", kMostSteps,
+            " steps");
     if (type == "Sequence") {
       each(part.get("pretokenizers"), [&](const JsonPart& inner) { read_pre_tokenizer(inner); });
     } else if (type == "Split") {
@@ -294,9 +298,10 @@ struct JsonTokenizer::Reader {
 
   void read_added(const JsonPart& tokens) {
     if (tokens.absent()) return;
+    const size_t count = out.pieces_.size() + tokens.size();
     each(tokens, [&](const JsonPart& entry) {
       Added token{.content = entry.get("content").text(),
-                  .id = number(entry.get("id").raw(), out.pieces_.size() + tokens.size()),
+                  .id = number(entry.get("id").raw(), count),
                   .single_word = entry.get("single_word").flag(false),
                   .lstrip = entry.get("lstrip").flag(false),
                   .rstrip = entry.get("rstrip").flag(false)};

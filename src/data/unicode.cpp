@@ -121,6 +121,8 @@ class ForPcre2 {
     const std::string word = str(kWordCharacters, in_brackets() ? "" : kMoreWordCharacters);
     const bool inverse = c == 'S' || c == 'W' || c == 'H';
     if (inverse && in_brackets()) refuse(str('\\', c, " inside brackets"));
+    // A control character to Oniguruma; to PCRE2 a byte, which may be a part of a character.
+    if (c == 'C') refuse("\\C");
     if (c == 's' || c == 'S') return put_set(kSpaceCharacters, inverse, 2);
     if (c == 'w' || c == 'W') return put_set(word, inverse, 2);
     if (c == 'h' || c == 'H') return put_set("0-9a-fA-F", inverse, 2);
@@ -351,7 +353,7 @@ void Regex::each_match(std::string_view text, const std::function<void(Range)>& 
       last_end = at = found.end;
       take(found);
     } else {  // an empty one at the end of another is none: look on after the next character
-      at += code_point(text.substr(at)).length;
+      at += std::max<size_t>(1, code_point(text.substr(at)).length);
     }
   }
 }

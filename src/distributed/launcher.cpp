@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <array>
-#include <charconv>
 #include <cstdlib>
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/parse_number.h"
 
 namespace headloom {
 namespace {
@@ -42,14 +42,12 @@ constexpr std::array kLaunchers = {
 
 int64_t number(const Variable& variable, const std::string& name, int64_t low, int64_t high) {
   const std::string text = variable(name);
-  int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, value);
-  if (read.ec != std::errc() || read.ptr != end || value < low || value > high) {
+  const auto value = parse_number<int64_t>(text);
+  if (!value || *value < low || *value > high) {
     usage_error("the variable ", name, " is \"", text, "\", expected a whole number from ", low,
                 " to ", high, ".");
   }
-  return value;
+  return *value;
 }
 
 std::string address(const Variable& variable, const LauncherVariables& of, int64_t size) {

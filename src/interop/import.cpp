@@ -252,11 +252,14 @@ void write_run(const std::string& out, const ModelConfig& model_config, const Mo
   root.set("task", task_for(model_config, tokenizer, labels));
   RunConfig config = read_run_config(root);
   config.model = model_config;
-  make_folders(out);
-  if (!tokenizer.empty()) keep_tokenizer(out, tokenizer);
   const CheckpointStore store(out);
   // What an import has left that was interrupted.
-  if (store.steps() == std::vector<int64_t>{0} && store.has_weights_alone(0)) store.drop_after(-1);
+  const bool done = store.steps() == std::vector<int64_t>{0} && store.has_weights_alone(0);
+  check_new_folder(out, tokenizer.empty() ? nullptr : &tokenizer,
+                   /*again=*/done || store.steps().empty());
+  make_folders(out);
+  if (!tokenizer.empty()) keep_tokenizer(out, tokenizer);
+  if (done) store.drop_after(-1);
   store.save_weights(model, {});
   write_file(out + "/config.toml", run_config_toml(config));
 }

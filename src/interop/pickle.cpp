@@ -55,6 +55,7 @@ std::string storage_dtype(const std::string& name) {
 // A program may use one long text or tuple many times, but not have it copied.
 constexpr size_t kLongestName = 1000;
 constexpr size_t kMostSizes = 64;
+constexpr size_t kMostTensors = 100000;
 
 // Types that optimisers and hyperparameters beside the tensors mention; of no use here.
 bool is_dtype(const std::string& name) {
@@ -344,6 +345,7 @@ class Machine {
         bad("has a tensor of ", tensor.sizes.size(), " sizes and ", tensor.strides.size(),
             " strides");
       }
+      if (tensors_.size() == kMostTensors) bad("has more than ", kMostTensors, " tensors");
       tensors_.push_back(std::move(tensor));
       return push(&std::as_const(tensors_.back()));
     }

@@ -1,9 +1,9 @@
 #include "interop/settings.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/text.h"
 
 namespace headloom {
@@ -57,15 +57,13 @@ const Node* Settings::step_to(const std::string& key) const {
   for (size_t at = 0; at <= key.size();) {
     const size_t end = std::min(key.find('.', at), key.size());
     const std::string step = key.substr(at, end - at);
-    size_t index = 0;
-    const auto parsed = std::from_chars(step.data(), step.data() + step.size(), index);
-    const bool numbered = parsed.ec == std::errc();
+    const std::optional<size_t> index = parse_number<size_t>(step);
     if (node->is_table()) {
       node = node->find(step);
-    } else if (node->is_array() && (numbered || node->array().empty())) {
-      node = index < node->array().size() ? &node->array()[index] : nullptr;
+    } else if (node->is_array() && (index || node->array().empty())) {
+      node = index && *index < node->array().size() ? &node->array()[*index] : nullptr;
     } else if (at > 0) {
-      wrong(key.substr(0, at - 1), *node, numbered ? "a table or a list" : "a table");
+      wrong(key.substr(0, at - 1), *node, index ? "a table or a list" : "a table");
     } else {
       node = nullptr;
     }

@@ -4,11 +4,11 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "mixers/check.h"
 
 namespace headloom {
@@ -116,9 +116,9 @@ CachePolicy CachePolicy::parse(const std::string& text, const std::string& dtype
   const size_t colon = text.find(':');
   if (colon == std::string::npos) refuse_policy(text);
   out.type.resize(colon);
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, out.budget);
-  if (!out.evicts() || error != std::errc() || stop != end) refuse_policy(text);
+  const auto budget = parse_number<int64_t>(std::string_view(text).substr(colon + 1));
+  if (!out.evicts() || !budget) refuse_policy(text);
+  out.budget = *budget;
   return out.checked();
 }
 

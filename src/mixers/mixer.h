@@ -194,8 +194,9 @@ class TokenMixer : public Mixer {
 
   // Whether it decodes from a state: extend() is there.
   virtual bool stateful() const { return traits_.stateful && causal_; }
-  // The state before the first position. A policy, its type too, is for keys and values: what keeps
-  // none does not take it on. Throws UsageError where some are kept of which none can be forgotten.
+  // The state before the first position. The policy and its type concern keys and values; a mixer
+  // without any ignores them. Throws UsageError where the mixer keeps some but cannot evict or
+  // narrow them as asked.
   virtual MixerState initial_state(const CachePolicy& policy) const {
     (void)policy;
     return {};

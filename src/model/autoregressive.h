@@ -21,12 +21,13 @@ struct DecoderState {
   void reserve(int64_t positions);
   // The state of the sequences that `rows` [n] int64 names, a row as often as it is named.
   DecoderState select(const Tensor& rows) const;
-  // In place: sequence b is what sequence which[b] was, and others are forgotten. It is b itself,
-  // which costs nothing, or one from which.size() on, in the row of a sequence that leaves.
+  // In place: row b becomes row which[b], and other rows are dropped. which[b] is b, which costs
+  // nothing, or a row from which.size() on, which moves to the place of one that leaves.
   void keep(const std::vector<int64_t>& which);
   // In place: puts the sequences of `others` after these, whatever each has seen; from then on
   // they are extended together. Throws Error where they are not of one model and policy, or some
-  // have seen nothing; a state without sequences is then one of nothing.
+  // have seen nothing. If adding the layers fails, this state keeps its sequences; one that had
+  // none becomes empty.
   void add(const std::vector<DecoderState>& others);
   // The same as a state of its own.
   static DecoderState join(const std::vector<DecoderState>& parts);
@@ -55,7 +56,7 @@ class AutoregressiveModel : public Model {
   // The state before the first token: for any number of sequences, or for those of `source`, which
   // is read now. Throws UsageError where the model reads a source and there is none, or the other
   // way round, where a layer has no state or cannot forget as `policy` says, and where no layer
-  // can.
+  // keeps keys and values to which a policy other than the default could apply.
   DecoderState initial_state(const CachePolicy& policy = {}, const Source& source = {}) const;
   // The next tokens [B, n] int64 of sequences that `state` has seen -> [B, n, C], equal to those
   // rows of hidden() on the whole unless something was forgotten; `state` has seen them too. Of

@@ -7,7 +7,7 @@ namespace headloom {
 
 // `tokens` is [B, T] of an integer type, with T of at least 1, each one of the vocabulary's.
 void check_tokens(const Model& model, const char* name, const Tensor& tokens);
-// `source` is check_tokens' for the `batch` sequences, `lengths` (undefined: none) its own.
+// `source` passes check_tokens() and has `batch` rows; `lengths`, where defined, are its lengths.
 void check_source(const Model& model, const Tensor& source, const Tensor& lengths,
                   const c10::SymInt& batch);
 // All that Model::forward() is given.

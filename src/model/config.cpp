@@ -202,6 +202,31 @@ std::optional<Difference> difference_of_weights(ModelConfig& before, ModelConfig
   return std::nullopt;
 }
 
+ModelConfig adapted(ModelConfig& before, ModelConfig& after) {
+  Node node = write_fields(before);
+  const Node wanted = write_fields(after);
+  const auto is = [](const Node* mixer, const char* type) {
+    return mixer != nullptr && std::get<std::string>(mixer->find("type")->value) == type;
+  };
+  for (const char* list : {"layer", "encoder_layer"}) {
+    Node* const layers = node.find(list);
+    const Node* const others = wanted.find(list);
+    if (layers == nullptr || others == nullptr) continue;
+    for (size_t i = 0; i < std::min(layers->array().size(), others->array().size()); ++i) {
+      for (const char* role : {"mixer", "cross"}) {
+        Node* const own = layers->array()[i].find(role);
+        const Node* const other = others->array()[i].find(role);
+        if (!is(own, "mha") || !is(other, "dcmha")) continue;
+        own->set("type", *other->find("type"));
+        *own = merged(*other, *own);
+      }
+    }
+  }
+  ModelConfig out;
+  read_fields(node, out, "model");
+  return out;
+}
+
 int64_t match_parameters(ModelConfig& config, int64_t target) {
   std::vector<HiddenWidth> hidden;
   for (auto* list : {&config.layers, &config.encoder_layers}) {

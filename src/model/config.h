@@ -110,6 +110,10 @@ struct ModelConfig {
 // does not belong to the weights may differ: dropout, how weights are drawn, the longest sequence.
 std::optional<Difference> difference_of_weights(ModelConfig& before, ModelConfig& after);
 
+// The model `before` where each of its mixers "mha" that is "dcmha" in `after` has become one, with
+// the options of its own composition from there: dcmha has all weights of mha, and starts near it.
+ModelConfig adapted(ModelConfig& before, ModelConfig& after);
+
 const std::vector<std::string>& model_kinds();
 
 struct ModelPreset {

@@ -63,8 +63,8 @@ class Model : public Module {
   void balance(const std::map<int64_t, Tensor>& load) const;
   // After each optimiser step: TokenMixer::redraw() of every layer.
   void redraw(int64_t step, uint64_t seed) const;
-  // Cost of what stands before and after the layers, a position of `length`, norms and positions
-  // left out.
+  // Costs, per position of a sequence of `length`, of what stands before and after the layers.
+  // Norms and position embeddings are not counted.
   virtual std::vector<Cost> own_costs(int64_t length) const = 0;
 
  protected:

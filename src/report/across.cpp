@@ -313,10 +313,10 @@ Chart difficulty_chart(const Comparison& c, const TaskGroup& g) {
   if (!floors_of(g).empty()) out.caption += " Dotted: what can be reached without learning.";
   if (!differences.empty()) {
     const std::string base = c.models.front().label;
-    out.drawings.push_back(draw_panel("Difference to " + base + " in " + title, g, differences,
-                                      "difference to " + base, true));
+    out.drawings.push_back(draw_panel("Difference from " + base + " in " + title, g, differences,
+                                      "difference from " + base, true));
     const bool higher = turned(g) || !g.tasks[0]->task->lower_is_better;
-    out.caption += " Beside it: the difference to " + rich("`" + base + "`") +
+    out.caption += " Beside it: the difference from " + rich("`" + base + "`") +
                    ", paired by seed, with its 95% interval; " + (higher ? "above" : "below") +
                    " zero is better.";
   }

@@ -31,7 +31,7 @@ std::vector<std::string> also_different(const Comparison& c, const TaskGroup& gr
 std::string shown_metric(const TaskGroup& group);
 
 // Quality against the number for every model, with 95% intervals and the floors, and beside it the
-// difference to the baseline, paired by seed.
+// difference from the baseline, paired by seed.
 Chart difficulty_chart(const Comparison& c, const TaskGroup& group);
 // Quality against the bytes of a sequence's decoding state: a point for each model and task, and a
 // line through the tasks of each model.

@@ -207,8 +207,8 @@ std::string against_baseline(const TaskSummary& t, const Row& baseline) {
     }
   }
   if (const Rows none = rows_with(t, Relation::kNoDifference); !none.empty()) {
-    out += " no difference to " + full_name(baseline) + " (" + metric_text(task, baseline.result) +
-           ") is found for " +
+    out += " no difference from " + full_name(baseline) + " (" +
+           metric_text(task, baseline.result) + ") is found for " +
            names(none,
                  [&](const Row& r) {
                    const Estimate& d = r.against_baseline.difference;
@@ -252,16 +252,17 @@ std::string begun(const std::string& start, std::string sentences) {
   return start + sentences;
 }
 
-// Of the rows, those that measurably train fastest; in words.
-std::string cheaper(const TaskInfo& task, const Rows& rows) {
-  const Row* fastest = nullptr;
+// Why the training speeds of the rows cannot be compared, as a sentence; "" where they can be, and
+// where a row has none.
+std::string why_speeds_are_not_comparable(const Rows& rows) {
   std::set<std::string> machines;
   for (const Row* row : rows) {
     if (row->tokens_per_second.count == 0) return "";
-    machines.insert(row->speed == nullptr ? "" : row->speed->machine);
-    if (!fastest || row->tokens_per_second.median > fastest->tokens_per_second.median) {
-      fastest = row;
+    if (row->speed == nullptr || stat_of(row->speed->train_tokens_per_second).count == 0) {
+      return " Their training speeds were not measured apart from the runs, so none is called the "
+             "fastest.";
     }
+    machines.insert(row->speed->machine);
   }
   if (machines.size() > 1) {
     return " Their training speeds were not measured together, so none is called the fastest.";
@@ -269,6 +270,19 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
   const auto once = [](const Row* row) { return row->tokens_per_second.count == 1; };
   if (std::any_of(rows.begin(), rows.end(), once)) {
     return " A training speed that was measured once has no spread, so none is called the fastest.";
+  }
+  return "";
+}
+
+// Of the rows, those that measurably train fastest; in words.
+std::string training_speed_advice(const TaskInfo& task, const Rows& rows) {
+  if (const std::string why = why_speeds_are_not_comparable(rows); !why.empty()) return why;
+  const Row* fastest = nullptr;
+  for (const Row* row : rows) {
+    if (row->tokens_per_second.count == 0) return "";
+    if (!fastest || row->tokens_per_second.median > fastest->tokens_per_second.median) {
+      fastest = row;
+    }
   }
   Rows as_fast, slower;  // the fastest one among the first; slower than that one
   double low_end = 0, high_end = std::numeric_limits<double>::infinity(), lowest = high_end;
@@ -285,8 +299,8 @@ std::string cheaper(const TaskInfo& task, const Rows& rows) {
   if (as_fast.size() > 1) {
     if (low_end > high_end) {
       std::erase(as_fast, fastest);
-      return " No training speed is called the fastest: those of " + names(as_fast) +
-             " overlap that of " + name(*fastest) + ", but not all each other.";
+      return " No training speed is called the fastest: each of " + names(as_fast) +
+             " overlaps with " + name(*fastest) + ", but not all overlap with each other.";
     }
     // What is slower than the fastest one may not be slower than another.
     std::erase_if(slower, [&](const Row* row) { return row->tokens_per_second.high < lowest; });
@@ -341,7 +355,7 @@ std::string for_memory(const TaskSummary& t, const Rows& taken) {
       quality = ", and it is worse than the baseline by " + effect(*t.task, v);
       break;
     case Relation::kNoDifference:
-      quality = ", and no difference to the baseline is found (up to " +
+      quality = ", and no difference from the baseline is found (up to " +
                 difference_text(*t.task, largest_difference(*t.task, v.difference)) +
                 " is possible)";
       break;
@@ -388,7 +402,7 @@ std::vector<std::string> by_tasks(const std::vector<OnTask>& said, size_t tasks)
 // What the sweep leaves open; `tasks` is how many tasks are reported.
 std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
   std::vector<std::string> out;
-  // Those of the model have their table's name before a dot.
+  // Keys outside [train] have their table's name and a dot in front.
   const auto of_training = [](const std::string& key) { return key.find('.') == key.npos; };
   if (c.models.size() > 1 && std::none_of(c.swept.begin(), c.swept.end(), of_training)) {
     const bool some = std::any_of(c.choices.begin(), c.choices.end(), [&](const Choice& choice) {
@@ -397,8 +411,8 @@ std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
     });
     out.push_back(str(some ? "training options were not swept in the same way for every model"
                            : "no training option was swept",
-                      ", so that a model that needs another learning rate than its own is at a "
-                      "disadvantage"));
+                      ", so that a model that needs a learning rate other than the one it was "
+                      "given is at a disadvantage"));
   }
   std::vector<OnTask> edges;
   for (const TaskInfo& task : c.tasks) {
@@ -586,8 +600,8 @@ Advice where_some_are_better(const Standing& s) {
   return "take one of " + names(better) +
          (claimed ? ", because they are better than the baseline " + baseline
                   : ", because they have learned and the baseline is not shown to have") +
-         "; which of them is better is not shown, so that the cheapest may be taken." +
-         cheaper(*s.task.task, better) + for_memory(s.task, better);
+         "; which of them is better is not shown, so take the cheapest." +
+         training_speed_advice(*s.task.task, better) + for_memory(s.task, better);
 }
 
 Advice where_some_are_ahead(const Standing& s) {
@@ -610,10 +624,10 @@ Advice where_some_are_not_separated(const Standing& s) {
   }
   tied.insert(tied.begin(), &s.baseline);
   const std::string still = names(tied) +
-                            " are not separated (a difference to the baseline of up to " +
+                            " are not separated (a difference from the baseline of up to " +
                             difference_text(*s.task.task, most) + " is still possible)";
   if (!equal) return nothing_because(still + " and not compared on equal terms.");
-  return still + ", so that the cheapest may be taken." + cheaper(*s.task.task, tied) +
+  return still + ", so take the cheapest." + training_speed_advice(*s.task.task, tied) +
          for_memory(s.task, tied);
 }
 
@@ -687,7 +701,7 @@ Claims claims_of(const TaskSummary& summary, const TaskSummary& again) {
       const Learning now = row_for(again, *row.model).learning;
       if (now != Learning::kLearned) {
         out.gone.push_back(str("that ", name(row), " has learned",
-                               now == Learning::kNotKnown ? " (then unknown)" : ""));
+                               now == Learning::kNotKnown ? " (unknown under the second)" : ""));
       }
     }
     const bool claim = relation == Relation::kBetter || relation == Relation::kWorse ||
@@ -802,19 +816,18 @@ std::string limits(const Comparison& c, const Summary& summary) {
   const size_t tasks = summary.tasks.size();
   if (parameters < 1e7) out.push_back("the models are tiny (" + count(parameters) + " parameters)");
   if (ratio < 19.5) {
-    out.push_back("training is early (" + count(trained) + " tokens are " +
-                  tokens_a_parameter(ratio) +
-                  " a parameter, where about 20 are compute-optimal by Hoffmann et al. 2022)");
+    out.push_back("training is short (" + count(trained) + " tokens, " + tokens_a_parameter(ratio) +
+                  " per parameter, where about 20 are compute-optimal by Hoffmann et al. 2022)");
   }
   if (!moving.empty()) {
     out.push_back("curves still move at the end (" + list_of(by_tasks(moving, tasks)) +
-                  "), so that a longer training may order the models otherwise");
+                  "), so longer training may change the ranking");
   }
   if (!unseen.empty()) {
     out.push_back("whether curves still move at the end is not known (" +
                   list_of(by_tasks(unseen, tasks)) +
-                  "), because none was evaluated at about three quarters of its steps, as "
-                  "a smaller train.eval_every does");
+                  "), because no run was evaluated near three quarters of its steps (a smaller "
+                  "train.eval_every does that)");
   }
   for (const TaskInfo& task : c.tasks) {
     if (!task.apart.empty()) {
@@ -832,7 +845,8 @@ std::string limits(const Comparison& c, const Summary& summary) {
         str(", where a claim takes ", kSeedsForClaim));
   }
   if (!error_known) {
-    out.push_back("the sampling error of the held-out data is not known and not in the intervals");
+    out.push_back(
+        "the sampling error of the held-out data is unknown, so the intervals leave it out");
   }
   if (out.empty()) return "";
   return "What limits this: " + join(out, "; ") + ".";

@@ -301,10 +301,10 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
   }
   if (!any_curve(chart.lines)) return {};
   chart.x = x_axis(*t.task, chart.lines, Along::kTokens);
-  chart.y = value_axis("difference to " + base, chart.lines, chart.x.high, true);
+  chart.y = value_axis("difference from " + base, chart.lines, chart.x.high, true);
   if (t.task->percent) chart.y.unit = Unit::kPoints;
   chart.levels.push_back({"", 0});
-  chart.title = "Difference in " + t.task->metric + " to " + base + " on " + t.task->name;
+  chart.title = "Difference in " + t.task->metric + " from " + base + " on " + t.task->name;
   chart.description = ends_of(t, /*of_each_model=*/false);
   std::vector<std::string> ends;
   for (const Line& line : chart.lines) {
@@ -315,7 +315,7 @@ Chart gap_chart(const Comparison& c, const TaskSummary& t) {
   }
   chart.description += list_of(ends);
   Chart out = one(draw(chart),
-                  "<b>Difference to " + rich("`" + base + "`") + "</b> in " +
+                  "<b>Difference from " + rich("`" + base + "`") + "</b> in " +
                       escape(t.task->metric) + " at the same number of " + t.task->unit +
                       ": the mean over the seeds, paired, with its 95% interval as the band; " +
                       (t.task->lower_is_better ? "below" : "above") + " zero is better.");

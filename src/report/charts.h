@@ -41,7 +41,7 @@ enum class Along { kTokens, kFlops, kSeconds };
 Chart learning_chart(const Comparison& c, const TaskSummary& t, Along along);
 // The fraction of right answers against tokens; for tasks that have answers.
 Chart accuracy_chart(const Comparison& c, const TaskSummary& t);
-// The difference to the baseline at every evaluation, paired by seed, with its 95% interval: what
+// The difference from the baseline at every evaluation, paired by seed, with its 95% interval: what
 // the learning chart is too coarse for. Between runs of equal length it ends at the verdict.
 Chart gap_chart(const Comparison& c, const TaskSummary& t);
 // Quality with its interval against what it costs: training speed, decoding speed and the decoding

@@ -64,9 +64,11 @@ struct Run {
   std::string model{};  // ModelInfo::label
   std::string task{};   // TaskInfo::name
   int64_t seed = 0;
-  Setting setting{};     // of the sweep's keys; empty where nothing is swept
-  bool sweep = false;    // one of the runs that the setting is chosen by: its points are of
-                         // validation data. The points of all others are of test data.
+  Setting setting{};  // of the sweep's keys; empty where nothing is swept
+  // One of the runs that the setting is chosen by: its points are of validation data. The points of
+  // other runs are of what train.eval_split says: test data where something was chosen or may stop
+  // a run, else usually all held-out data.
+  bool sweep = false;
   std::string folder{};  // of the run, relative to the report; empty where there is none
   RunState state = RunState::kRunning;
   std::optional<Interruption> interruption{};  // of one with the state kRunning alone

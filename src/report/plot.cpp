@@ -187,7 +187,8 @@ std::vector<Reading> readings_of(const Line& line, const Frame& f) {
   return out;
 }
 
-// What lies outside the frame is clipped; a small arrow says where a line goes on.
+// What lies outside the frame is clipped; a small arrow says where a line goes on, or where its
+// band reaches farthest if the line itself stays within.
 std::string draw_clipped(const Line& line, const Frame& f, std::vector<Reading>& readings) {
   std::string out;
   for (const int direction : {1, -1}) {  // above, below
@@ -195,19 +196,31 @@ std::string draw_clipped(const Line& line, const Frame& f, std::vector<Reading>&
       return direction > 0 ? p.y > f.y.high : p.y < f.y.low;
     };
     const double y = direction > 0 ? f.top + 3 : f.bottom - 3;
-    const auto mark = [&](const LinePoint& p, const char* verb, const char* preposition,
+    const auto mark = [&](const LinePoint& p, const std::string& begins, const char* preposition,
                           double at) {
       out += str("<path class=\"arrow ", series(line.style), "\" d=\"M", num(f.px(p.x) - 4), " ",
                  num(y), "l4 ", -7 * direction, "l4 ", 7 * direction, "Z\"/>");
       return Reading{f.px(p.x), y, line.style,
-                     str(line.label, verb, direction > 0 ? "above" : "below", " the figure, ",
-                         preposition, formatted("%.4g", at))};
+                     str(begins, direction > 0 ? "above" : "below", " the figure, ", preposition,
+                         formatted("%.4g", at))};
     };
+    if (std::none_of(line.points.begin(), line.points.end(), outside)) {
+      const auto end = [&](const LinePoint& p) { return direction > 0 ? p.high : p.low; };
+      const auto most = std::max_element(
+          line.points.begin(), line.points.end(),
+          [&](const auto& a, const auto& b) { return direction * end(a) < direction * end(b); });
+      const bool cut = direction > 0 ? end(*most) > f.y.high : end(*most) < f.y.low;
+      if (cut && most->high > most->low && !line.broken) {
+        readings.push_back(
+            mark(*most, "the band of " + line.label + " reaches ", "to ", end(*most)));
+      }
+      continue;
+    }
     // It may come from there, and it may go there later.
     const auto within = std::find_if_not(line.points.begin(), line.points.end(), outside);
     if (within != line.points.begin()) {
       readings.insert(readings.begin(),
-                      mark(*(within - 1), " begins ", "at ", line.points.front().y));
+                      mark(*(within - 1), line.label + " begins ", "at ", line.points.front().y));
     }
     const auto last =
         std::find_if(line.points.rbegin(), std::make_reverse_iterator(within), outside);
@@ -215,7 +228,7 @@ std::string draw_clipped(const Line& line, const Frame& f, std::vector<Reading>&
     const auto most = std::max_element(
         within, line.points.end(),
         [&](const auto& a, const auto& b) { return direction * a.y < direction * b.y; });
-    readings.push_back(mark(*last, " goes ", "to ", most->y));
+    readings.push_back(mark(*last, line.label + " goes ", "to ", most->y));
   }
   return out;
 }

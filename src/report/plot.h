@@ -16,7 +16,7 @@
 
 namespace headloom::report {
 
-// Points are hundredths, as percents are: those by which two shares differ.
+// kPoints: percentage points, for the difference of two shares; 0.03 is shown as "3 points".
 enum class Unit { kPlain, kPercent, kPoints, kCount, kSeconds };
 
 struct Axis {

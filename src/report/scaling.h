@@ -12,7 +12,7 @@ namespace headloom::report {
 
 inline constexpr size_t kSizesForFit = 3;
 
-// The sizes of a comparison ([[sizes]]) that a model has been trained at.
+// One of a comparison's [[sizes]], and what a model's runs at it gave.
 struct SizePoint {
   const TaskSummary* task = nullptr;
   double parameters = kUnknown, tokens = kUnknown;  // of a run

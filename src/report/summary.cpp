@@ -210,8 +210,8 @@ bool favours(const TaskInfo& task, double difference) {
   return task.lower_is_better ? difference < 0 : difference > 0;
 }
 
-// Whether seeds that are left out of `verdict`, of `row` against another in a difference in its
-// favour, would have made its mean worse.
+// Whether leaving out unpaired seeds helps `row`: whether its mean over the pairs is better than
+// over all of its seeds.
 bool is_helped_by_pairs(const TaskInfo& task, const Row& row, double mean_of_pairs) {
   return favours(task, mean_of_pairs - row.result.mean) &&
          std::abs(mean_of_pairs - row.result.mean) > 1e-12 * std::abs(row.result.mean);
@@ -359,6 +359,38 @@ TaskSummary task_summary(const Comparison& c, const TaskInfo& task, Summary& cou
   return t;
 }
 
+// Sets progress and go_on by the counts of runs.
+void describe_progress(const Comparison& c, Summary& summary) {
+  const int done = summary.finished + summary.failed;
+  if (done >= summary.planned) return;
+  // Of a comparison that stands still the runs that have not begun wait for it, too.
+  const bool stopped =
+      summary.running == 0 && (summary.interrupted > 0 || (!c.go_on.empty() && !c.by_commands));
+  summary.progress = str(stopped ? "Interrupted: " : "In progress: ", summary.finished, " of ",
+                         summary.planned, " runs have finished");
+  if (summary.running > 0) summary.progress += str(", ", summary.running, " under way");
+  if (summary.interrupted > 0) {
+    summary.progress +=
+        str(", ", summary.interrupted, summary.interrupted == 1 ? " was" : " were", " interrupted");
+  }
+  if (summary.failed > 0) summary.progress += str(", ", summary.failed, " failed");
+  summary.progress += ".";
+  if (c.sweep_planned > 0) {
+    const auto tried = std::count_if(c.runs.begin(), c.runs.end(), [](const Run& run) {
+      return run.sweep && run.state != RunState::kRunning;
+    });
+    summary.progress += str(" Of the ", c.sweep_planned, " runs that choose ", list_of(c.swept),
+                            ", ", tried, tried == 1 ? " has" : " have", " ended.");
+  }
+  // It stands between two runs, so that none of them says how it goes on.
+  if (summary.running == 0 && summary.interrupted == 0) summary.go_on = c.go_on;
+  if (c.by_commands && !summary.go_on.empty()) {
+    summary.progress +=
+        " Runs that are still to come are trained by the commands that --plan prints.";
+  }
+  if (summary.finished > 0) summary.progress += " What follows rests on the finished ones.";
+}
+
 }  // namespace
 
 const Row* TaskSummary::baseline() const {
@@ -482,34 +514,7 @@ Summary summarize(const Comparison& c) {
     }
   }
   summary.limits = limits(c, summary);
-  const int done = summary.finished + summary.failed;
-  if (done < summary.planned) {
-    // Of a comparison that stands still the runs that have not begun wait for it, too.
-    const bool stopped =
-        summary.running == 0 && (summary.interrupted > 0 || (!c.go_on.empty() && !c.by_commands));
-    summary.progress = str(stopped ? "Interrupted: " : "In progress: ", summary.finished, " of ",
-                           summary.planned, " runs have finished");
-    if (summary.running > 0) summary.progress += str(", ", summary.running, " under way");
-    if (summary.interrupted > 0) {
-      summary.progress += str(", ", summary.interrupted,
-                              summary.interrupted == 1 ? " was" : " were", " interrupted");
-    }
-    if (summary.failed > 0) summary.progress += str(", ", summary.failed, " failed");
-    summary.progress += ".";
-    if (c.sweep_planned > 0) {
-      const auto tried = std::count_if(c.runs.begin(), c.runs.end(), [](const Run& run) {
-        return run.sweep && run.state != RunState::kRunning;
-      });
-      summary.progress += str(" Of the ", c.sweep_planned, " runs that choose ", list_of(c.swept),
-                              ", ", tried, tried == 1 ? " has" : " have", " finished.");
-    }
-    // It stands between two runs, so that none of them says how it goes on.
-    if (summary.running == 0 && summary.interrupted == 0) summary.go_on = c.go_on;
-    if (c.by_commands && !summary.go_on.empty()) {
-      summary.progress += " The others are trained by the commands that --plan prints.";
-    }
-    if (summary.finished > 0) summary.progress += " What follows rests on the finished ones.";
-  }
+  describe_progress(c, summary);
   return summary;
 }
 

@@ -69,7 +69,6 @@ enum class Learning { kNoFloor, kNotKnown, kLearned, kNotLearned };
 // more than 1% of its value since then, or by more than one point where it is a percentage.
 enum class Trend { kNotKnown, kMoving, kPlateau };
 
-// One model on one task.
 // The runs of a sweep that failed with one setting. The setting counts as infinitely bad.
 struct FailedSetting {
   std::string setting;  // "lr = 1e7"
@@ -77,6 +76,7 @@ struct FailedSetting {
   std::string problem;  // of the first
 };
 
+// One model on one task.
 struct Row {
   const ModelInfo* model = nullptr;
   const Build* build = nullptr;    // null where the comparison has none
@@ -93,7 +93,8 @@ struct Row {
   std::vector<FailedSetting> failed_settings;
   Estimate result{};  // the metric's mean over the seeds, with the error of the evaluation data
   Stat quality, loss, accuracy, tokens, tokens_per_second, peak_memory;
-  // The last three are over the rounds of `speed` where there are any, and over the runs otherwise.
+  // tokens_per_second and peak_memory are over the rounds of `speed`, else over the runs. Decoding
+  // speed is only over the rounds.
   Stat decode_tokens_per_second;
   Learning learning = Learning::kNoFloor;
   double floor_p = kUnknown;  // of the hypothesis that the mean is the floor; adjusted

@@ -97,7 +97,7 @@ Column verdict_column(const TaskSummary& task, const std::string& baseline) {
   return column;
 }
 
-// The paired difference to the baseline with its interval.
+// The paired difference from the baseline with its interval.
 Column difference_column(const TaskSummary& task) {
   Column column{"difference", "95% interval", "", {}};
   bool any = false;
@@ -224,14 +224,14 @@ std::string row_state(const Row& row) {
 
 std::vector<Column> result_columns(const TaskSummary& task) {
   std::vector<Column> columns{result_column(task)};
-  if (task.rows.size() > 1) {
-    const Row& baseline = *task.baseline();
-    columns.push_back(verdict_column(task, baseline.model->label));
+  const bool several = task.rows.size() > 1;
+  if (several) {
+    columns.push_back(verdict_column(task, task.baseline()->model->label));
     columns.push_back(difference_column(task));
-    columns.push_back(trend_column(task));
-    columns.push_back(reach_column(task, baseline));
-    columns.push_back(steps_column(task));
   }
+  columns.push_back(trend_column(task));
+  if (several) columns.push_back(reach_column(task, *task.baseline()));
+  columns.push_back(steps_column(task));
   if (task.has_accuracy && !task.task->percent) {
     Column accuracy{"answers right", "", "", {}};
     for (const Row& row : task.rows) accuracy.cells.push_back({percent(row.accuracy.mean), "", ""});

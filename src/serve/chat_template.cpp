@@ -1,11 +1,11 @@
 #include "serve/chat_template.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <utility>
 
 #include "core/files.h"
+#include "core/parse_number.h"
 #include "serve/request.h"
 
 namespace headloom::serve {
@@ -57,11 +57,10 @@ std::vector<NamedToken> added_tokens(const OrderedJson& config) {
     return token.contains(key) && token.at(key) == true;
   };
   for (const auto& [id, token] : table->items()) {
-    int64_t number = 0;
-    const auto [end, problem] = std::from_chars(id.data(), id.data() + id.size(), number);
-    if (problem != std::errc() || end != id.data() + id.size() || !token.is_object()) continue;
+    const auto number = parse_number<int64_t>(id);
+    if (!number || !token.is_object()) continue;
     out.push_back({.name = token_name(token, "content"),
-                   .token = number,
+                   .token = *number,
                    .takes_before = is_set(token, "lstrip"),
                    .takes_after = is_set(token, "rstrip")});
   }

@@ -4,17 +4,19 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <sstream>
 #include <thread>
 
 #include "core/fields.h"
 #include "core/files.h"
+#include "core/parse_number.h"
 #include "core/text.h"
 #include "mixers/nn.h"
+#include "model/describe.h"
 #include "ops/product/product.h"
 #include "train/device.h"
 
@@ -87,25 +89,38 @@ std::string config_text(const Model& model) {
   return to_toml(write_fields(config));
 }
 
-// Shapes alone would not tell: a model with another window has the same, for example.
-void check_same_config(const TrainState& state, const std::string& where, const Model& model) {
-  if (state.model.empty()) return;
+// Shapes alone would not tell: a model with another window has the same, for example. Gives the
+// tensors of `model` that the checkpoint has, which are all unless the model is adapted().
+NamedTensors tensors_in(const TrainState& state, const std::string& where, const Model& model,
+                        WeightsOf weights) {
+  NamedTensors out = named_tensors(model);
+  if (state.model.empty()) return out;
   ModelConfig theirs, ours = model.config();
   // Read and written anew: an option that came after the checkpoint is at its default.
   read_fields(parse_toml(state.model, where + "/state.json"), theirs);
-  if (const auto other = difference_of_weights(theirs, ours)) {
+  const bool adapts = weights == WeightsOf::kAdapted && difference_of_weights(theirs, ours);
+  ModelConfig same = adapts ? adapted(theirs, ours) : theirs;
+  if (const auto other = difference_of_weights(same, ours)) {
     throw OtherModel(str(where, ": its weights are of a model with ", other->was(),
                          ", but the configuration (config.toml of a run) has ", other->is(), "."));
   }
+  if (adapts) {
+    std::set<std::string> present;
+    for (const auto& [name, tensor] : named_tensors(*build_without_memory(theirs))) {
+      present.insert(name);
+    }
+    std::erase_if(out, [&](const auto& named) { return !present.contains(named.first); });
+  }
+  return out;
 }
 
 void read_model(const TrainState& state, const std::string& where, const Model& model,
-                const CutModel* cut) {
-  check_same_config(state, where, model);
+                const CutModel* cut, WeightsOf weights = WeightsOf::kSame) {
+  const NamedTensors tensors = tensors_in(state, where, model, weights);
   const std::vector<std::string> names = files_of(state, "model");
   const StoredTensors stored = read_files(state, where, names);
   try {
-    copy_tensors(stored, named_tensors(model), where + "/" + names[0], cut);
+    copy_tensors(stored, tensors, where + "/" + names[0], cut);
   } catch (const Error& error) {
     throw OtherModel(str(error.what(),
                          " The file is not damaged: [model] in the configuration (config.toml of "
@@ -185,25 +200,28 @@ std::vector<std::string> Snapshot::files(int64_t of_part) const {
   return out;
 }
 
+// What a checkpoint's folder is called, before the step's number.
+constexpr std::string_view kStepFolder = "step-";
+
 CheckpointStore::CheckpointStore(std::string run_folder)
     : run_(std::move(run_folder)), root_(run_ + "/checkpoints") {}
 
-std::string CheckpointStore::folder(int64_t step) const { return str(root_, "/step-", step); }
+std::string CheckpointStore::folder(int64_t step) const {
+  return str(root_, "/", kStepFolder, step);
+}
 
 std::vector<int64_t> CheckpointStore::steps() const {
   std::vector<int64_t> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(root_, error)) {
     const std::string name = entry.path().filename().string();
-    int64_t step = 0;
-    if (name.rfind("step-", 0) != 0) continue;
-    const char* end = name.data() + name.size();
-    const auto result = std::from_chars(name.data() + 5, end, step);
-    if (result.ec != std::errc() || result.ptr != end) continue;
+    if (!name.starts_with(kStepFolder)) continue;
+    const auto step = parse_number<int64_t>(std::string_view(name).substr(kStepFolder.size()));
+    if (!step) continue;
     // Neither a file is a checkpoint nor an empty folder, which a copy that was broken off leaves.
     std::error_code unreadable;
     if (!entry.is_directory(unreadable) || fs::is_empty(entry.path(), unreadable)) continue;
-    found.push_back(step);
+    found.push_back(*step);
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -237,17 +255,14 @@ int64_t CheckpointStore::find(const std::string& which) const {
   require(!present.empty(), run_, ": has no checkpoint yet.");
   if (which == "last") return present.back();
   if (which == "best") return best().value_or(present.back());
-  int64_t step = 0;
-  const char* end = which.data() + which.size();
-  const auto result = std::from_chars(which.data(), end, step);
-  if (result.ec != std::errc() || result.ptr != end ||
-      std::find(present.begin(), present.end(), step) == present.end()) {
+  const auto step = parse_number<int64_t>(which);
+  if (!step || std::find(present.begin(), present.end(), *step) == present.end()) {
     std::vector<std::string> names;
     for (int64_t s : present) names.push_back(std::to_string(s));
     usage_error(run_, ": has no checkpoint '", which, "', expected best, last or one of the steps ",
                 join(names), ".");
   }
-  return step;
+  return *step;
 }
 
 bool CheckpointStore::has_weights_alone(int64_t step) const {
@@ -428,7 +443,7 @@ TrainState CheckpointStore::load(int64_t step, Model& model, AdamW& optimizer) c
 }
 
 TrainState CheckpointStore::load_weights(const std::string& which, Model& model,
-                                         const CutModel* cut) const {
+                                         const CutModel* cut, WeightsOf weights) const {
   constexpr int kAttempts = 20;
   for (int attempt = 1;; ++attempt) {
     const int64_t step = find(which);
@@ -436,7 +451,7 @@ TrainState CheckpointStore::load_weights(const std::string& which, Model& model,
     try {
       const TrainState state = checked_state(step, /*with_optimizer=*/false);
       at::NoGradGuard no_grad;
-      read_model(state, folder(step), model, cut);
+      read_model(state, folder(step), model, cut, weights);
       return state;
     } catch (const Error& error) {
       const bool stands = before && before == mark_folder(folder(step));

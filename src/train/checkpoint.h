@@ -20,8 +20,10 @@ namespace headloom {
 
 // What a checkpoint is written from, by this process.
 struct Snapshot {
-  NamedTensors model;      // of the first process; with model_in_parts this process's parts
-  NamedTensors optimizer;  // with the random generators' states; of one of `parts`, this process's
+  NamedTensors model;  // of the first process; with model_in_parts this process's parts
+  // The state of the optimiser, or this process's part of it; in part 0 also the random
+  // generators'.
+  NamedTensors optimizer;
   TrainState state;
   int64_t part = 0, parts = 1;
   bool model_in_parts = false;
@@ -36,6 +38,10 @@ struct Snapshot {
   // The names of the files that the process of this part writes.
   std::vector<std::string> files(int64_t of_part) const;
 };
+
+// Whether a checkpoint's model is the one that gets its weights, or may be one that has been
+// adapted() to that.
+enum class WeightsOf { kSame, kAdapted };
 
 class CheckpointStore {
  public:
@@ -73,9 +79,10 @@ class CheckpointStore {
   TrainState load(int64_t step, Model& model, AdamW& optimizer) const;
   // Weights only, of the checkpoint that find() gives; of a model that `cut` has cut, this
   // process's parts. Where the checkpoint is replaced or removed by a run that goes on while it is
-  // read, it is looked for again.
-  TrainState load_weights(const std::string& which, Model& model,
-                          const CutModel* cut = nullptr) const;
+  // read, it is looked for again. With kAdapted, tensors that the checkpoint's model lacks keep
+  // their values.
+  TrainState load_weights(const std::string& which, Model& model, const CutModel* cut = nullptr,
+                          WeightsOf weights = WeightsOf::kSame) const;
   // Throws Error where a weight of `model`, which was loaded from the checkpoint of `step`, is NaN
   // or infinite.
   void check_finite(int64_t step, const torch::nn::Module& model) const;

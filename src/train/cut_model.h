@@ -14,9 +14,9 @@
 
 namespace headloom {
 
-// With train.tensor_parallel = T and train.context_parallel = S rank r of N shares its layers with
-// the ranks of equal r / T, which read the same. Of those of equal r % T, which have the same
-// parameters, S in a row share every sequence, and all share the batch.
+// T = train.tensor_parallel, S = train.context_parallel. Ranks with equal r / T (rounded down)
+// share the layers and read the same data. Ranks with equal r % T hold the same parameters and
+// share the batch; of these, every S in a row share each sequence.
 struct RankGrid {
   Communicator& layers;   // those that share out the layers
   Communicator& context;  // those that share the positions of the same sequences

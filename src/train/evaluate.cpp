@@ -302,7 +302,13 @@ std::vector<int64_t> sequence_numbers(const data::Task& task, Split split, int64
 
 void check_split(const data::Task& task, Split split) {
   const int64_t all = task.eval_sequences();
-  if (split == Split::all || all >= 2) return;
+  if (split == Split::all) return;
+  if (all >= 2 && !task.halves_are_apart()) {
+    usage_error("the options of this task (", task.describe(),
+                ") allow too few different sequences to keep validation and test data apart; make "
+                "it larger.");
+  }
+  if (all >= 2) return;
   usage_error(
       "the task has ", all, all == 1 ? " held-out sequence" : " held-out sequences",
       ", expected at least 2 where validation and test data are kept apart; give it more "

@@ -609,18 +609,44 @@ void Experiment::adopt(PlannedRun& planned, size_t task) {
   if (adopt_run(planned, control_.folder, *tasks_[task], data_now)) ++outcome_.present;
 }
 
-// Throws FolderInUse where another process trains one of the runs, by a command of --plan.
-void Experiment::remove_runs() const {
-  constexpr std::array kRuns = {"/runs", "/sweep", "/robustness"};
-  std::list<FolderLock> nobody_trains_them;
+namespace {
+
+// The folders of runs that comparisons have written in `folder`: PART/TASK/MODEL/seed-*.
+std::vector<fs::path> run_folders(const std::string& folder) {
+  std::vector<fs::path> out;
   std::error_code none;
-  for (const char* part : kRuns) {
-    for (const auto& entry : fs::recursive_directory_iterator(control_.folder + part, none)) {
-      const std::string run = entry.path().parent_path().string();
-      if (entry.path() == FolderLock::lock_file(run)) nobody_trains_them.emplace_back(run);
+  for (const char* part : {"runs", "sweep", "robustness"}) {
+    for (const auto& task : fs::directory_iterator(fs::path(folder) / part, none)) {
+      for (const auto& model : fs::directory_iterator(task.path(), none)) {
+        for (const auto& run : fs::directory_iterator(model.path(), none)) {
+          if (run.path().filename().string().starts_with("seed-")) out.push_back(run.path());
+        }
+      }
     }
   }
-  for (const char* part : kRuns) fs::remove_all(control_.folder + part);
+  return out;
+}
+
+}  // namespace
+
+// Throws FolderInUse where another process trains one of the runs, by a command of --plan. Other
+// runs, which somebody has put into the same folder, stay.
+void Experiment::remove_runs() const {
+  const std::vector<fs::path> runs = run_folders(control_.folder);
+  std::list<FolderLock> nobody_trains_them;
+  std::error_code none;
+  for (const fs::path& run : runs) {
+    if (fs::exists(FolderLock::lock_file(run.string()), none)) {
+      nobody_trains_them.emplace_back(run.string());
+    }
+  }
+  for (const fs::path& run : runs) {
+    fs::remove_all(run);
+    // MODEL, TASK and PART, where they are empty now.
+    for (fs::path parent = run.parent_path(); parent != control_.folder && fs::remove(parent, none);
+         parent = parent.parent_path()) {
+    }
+  }
   for (const char* part : {"/plan", "/speeds.json", kStepSeconds}) {
     fs::remove_all(control_.folder + part);
   }
@@ -796,19 +822,9 @@ std::vector<std::string> Experiment::others() const {
     }
   }
   std::vector<std::string> out;
-  std::error_code error;
-  for (const char* part : {"runs", "sweep", "robustness"}) {
-    const std::string root = control_.folder + "/" + part;
-    for (const auto& task : fs::directory_iterator(root, error)) {
-      for (const auto& model : fs::directory_iterator(task.path(), error)) {
-        for (const auto& run : fs::directory_iterator(model.path(), error)) {
-          const std::string path = run.path().lexically_relative(control_.folder).string();
-          if (!run.path().filename().string().starts_with("seed-") || asked.contains(path))
-            continue;
-          out.push_back(path);
-        }
-      }
-    }
+  for (const fs::path& run : run_folders(control_.folder)) {
+    const std::string path = run.lexically_relative(control_.folder).string();
+    if (!asked.contains(path)) out.push_back(path);
   }
   std::sort(out.begin(), out.end());
   return out;

@@ -85,7 +85,9 @@ class Experiment {
   // on test data.
   const bool splits_;
   std::optional<FolderLock> lock_;
-  CompareOutcome outcome_;  // what does not change while runs are trained
+  // What outcome() begins with; choosing a setting may change its builds, budget, hint and number
+  // of runs that are present.
+  CompareOutcome outcome_;
   // Held while runs are trained, which share the tokens of their texts (data/packed_text.cpp).
   std::vector<std::shared_ptr<data::Task>> tasks_;
   // Of the baseline on each task: its parameters, its steps, and what one of them costs.

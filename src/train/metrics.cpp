@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json_text.h"
+#include "core/parse_number.h"
 #include "core/text.h"
 
 namespace headloom {
@@ -63,11 +64,10 @@ ExpertLoad expert_load(const Json& json) {
   ExpertLoad load;
   if (!json.contains("expert_load") || !json["expert_load"].is_object()) return load;
   for (const auto& [layer, shares] : json["expert_load"].items()) {
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(layer.data(), layer.data() + layer.size(), number);
-    if (!shares.is_array() || error != std::errc() || end != layer.data() + layer.size()) continue;
+    const auto number = parse_number<int64_t>(layer);
+    if (!shares.is_array() || !number) continue;
     for (const Json& share : shares) {
-      load[number].push_back(share.is_number() ? share.get<double>() : 0);
+      load[*number].push_back(share.is_number() ? share.get<double>() : 0);
     }
   }
   return load;

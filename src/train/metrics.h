@@ -39,7 +39,7 @@ struct EvalPoint {
   std::vector<RankUse> ranks = {};
 };
 
-// One line of metrics.jsonl: a step's training loss, or an evaluation.
+// One training step: a line of metrics.jsonl.
 struct StepPoint {
   int64_t step = 0;
   double loss = 0, lr = 0, gradient_norm = 0, seconds = 0;

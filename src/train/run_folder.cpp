@@ -1,11 +1,11 @@
 #include "train/run_folder.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <sstream>
 
 #include "core/files.h"
+#include "core/parse_number.h"
 #include "core/shell.h"
 #include "core/text.h"
 
@@ -71,14 +71,31 @@ void keep_tokenizer(const std::string& folder, const std::string& file) {
   for (const auto& [from, to] : copies_of_tokenizer(folder, file)) write_file(to, read_file(from));
 }
 
-std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const std::string& file) {
-  std::vector<std::string> names;
-  for (const auto& [from, to] : copies_of_tokenizer(folder, file)) {
+void check_new_folder(const std::string& folder, const std::string* tokenizer, bool again) {
+  if (fs::exists(folder) && !fs::is_directory(folder)) {
+    usage_error(folder, ": is a file, expected a folder for the run; choose another with --out.");
+  }
+  const auto refuse = [&](const std::string& name, const char* why) {
+    usage_error(folder, ": holds '", name, "', ", why,
+                "; choose another folder for the run with --out.");
+  };
+  constexpr const char* kWrites = "which would be overwritten";
+  constexpr const char* kModel = "as the folder of a Hugging Face model does";
+  for (const auto& [name, why] :
+       {std::pair("metrics.jsonl", kWrites), std::pair("result.json", kWrites),
+        std::pair("origin.json", kWrites), std::pair("checkpoints", kWrites),
+        std::pair("config.json", kModel), std::pair("model.safetensors", kModel),
+        std::pair("model.safetensors.index.json", kModel), std::pair("pytorch_model.bin", kModel),
+        std::pair("comparison.json", "as the folder of a comparison does")}) {
+    if (again && std::string_view(name) == "checkpoints") continue;
+    if (fs::exists(fs::path(folder) / name)) refuse(name, why);
+  }
+  if (tokenizer == nullptr) return;
+  for (const auto& [from, to] : copies_of_tokenizer(folder, *tokenizer)) {
     if (fs::exists(from) && fs::exists(to) && !same_content(from, to)) {
-      names.push_back(fs::path(to).filename().string());
+      refuse(fs::path(to).filename().string(), kWrites);
     }
   }
-  return names;
 }
 
 std::string did_you_mean_folder(const std::string& folder, FolderOf meant) {
@@ -94,7 +111,7 @@ std::string did_you_mean_folder(const std::string& folder, FolderOf meant) {
 
 Node run_toml_in(const std::string& folder) {
   require(!folder.empty(), "the name of the run's folder is empty.");
-  if (!fs::is_directory(folder)) {
+  if (!is_folder(folder)) {
     fail(folder, ": is not the folder of a run", did_you_mean_folder(folder, FolderOf::run));
   }
   if (!is_there(config_path(folder)) && is_there(folder + "/config.json")) {
@@ -215,10 +232,9 @@ std::vector<EarlierConfig> earlier_configs(const std::string& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) continue;
-    int64_t until = 0;
-    const char* const end = name.data() + name.size() - kAfter.size();
-    const auto [read, problem] = std::from_chars(name.data() + kBefore.size(), end, until);
-    if (problem == std::errc() && read == end) out.push_back({until, name});
+    const size_t digits = name.size() - kBefore.size() - kAfter.size();
+    const auto until = parse_number<int64_t>(std::string_view(name).substr(kBefore.size(), digits));
+    if (until) out.push_back({*until, name});
   }
   std::sort(out.begin(), out.end(),
             [](const EarlierConfig& a, const EarlierConfig& b) { return a.until < b.until; });
@@ -330,7 +346,8 @@ void fill_sizes_from_run(RunConfig& config, const std::string& folder) {
 
 void check_same_model(RunConfig& config, const std::string& folder) {
   RunConfig run = run_config_in(folder);
-  if (const auto other = difference_of_weights(run.model, config.model)) {
+  ModelConfig theirs_adapted = adapted(run.model, config.model);
+  if (const auto other = difference_of_weights(theirs_adapted, config.model)) {
     usage_error(folder, ": its weights are of a model with ", other->was(),
                 ", but the configuration has ", other->is(),
                 "; leave [model] out to take it from there.");

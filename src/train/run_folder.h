@@ -38,8 +38,10 @@ RunConfig run_config_in(const std::string& folder);
 // `folder` are missing. "" where they are all there.
 std::string missing_data_text(const std::string& folder, const RunConfig& config);
 
-// The names of files in `folder` that keep_tokenizer() would replace by others.
-std::vector<std::string> replaced_by_tokenizer(const std::string& folder, const std::string& file);
+// Throws UsageError where a run in `folder` would write over something that is there, or where it
+// and something else would be taken for one another. Anything else may be there, and checkpoints
+// where the run is to be made `again`. `tokenizer` is the file that it would keep; null: none.
+void check_new_folder(const std::string& folder, const std::string* tokenizer, bool again = false);
 
 // `config` as a run's config.toml holds it: the data's paths absolute, the tokenizer by the name of
 // its copy.
@@ -69,8 +71,8 @@ std::vector<EarlierConfig> earlier_configs(const std::string& folder);
 // Keeps the present configuration as that of the steps before `step` and returns its file's name.
 // Where one is kept for these already, no step was made with the present one.
 std::string keep_config(const std::string& folder, int64_t step);
-// Lets those of steps after `step` go, from which the run goes on anew. Returns whether there were
-// any.
+// Drops the kept configurations of steps after `step`. The earliest of them becomes that of `step`,
+// unless one is kept for it or `step` is 0. Returns whether there were any.
 bool forget_configs_after(const std::string& folder, int64_t step);
 
 // Whether `key` says where the data are, as "task.paths" does. The same data may be moved.
@@ -90,7 +92,7 @@ void fill_from_run(Node& config, const std::string& folder);
 void fill_sizes_from_run(RunConfig& config, const std::string& folder);
 // Throws UsageError naming the first key in which the model or the tokenizer of `config`, complete,
 // is not that of the run in `folder`. What does not belong to the weights may differ: dropout, how
-// weights are drawn, the longest sequence.
+// weights are drawn, the longest sequence. A mixer "mha" may have become "dcmha".
 void check_same_model(RunConfig& config, const std::string& folder);
 
 }  // namespace headloom

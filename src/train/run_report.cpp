@@ -100,7 +100,8 @@ class NamedTasks {
       known.name = unique(wanted, names_);
       names_.insert(known.name);
       report::TaskInfo info = report_task(known.name, *known.task, *config.task, config.train);
-      // One that is named otherwise than in its comparison is a size of another task, too.
+      // Where unique() put a number after the task's name, the task that it is a size of gets the
+      // same number.
       if (!place.size_of.empty()) {
         info.size_of = place.size_of + known.name.substr(place.task.size());
       }

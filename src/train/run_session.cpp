@@ -62,7 +62,9 @@ RunSession::RunSession(const TrainControl& control, RunConfig& config, Progress&
   const auto steps = store_.steps();
   if (steps.empty()) {
     require(control_.checkpoint.empty(), folder, ": has no checkpoint to go on from.");
-    if (!control_.of_comparison) check_new_folder();
+    if (!control_.of_comparison && !fs::exists(control_.folder + "/config.toml")) {
+      check_new_folder(control_.folder, config_.task->tokenizer_file());
+    }
   } else if (!goes_on()) {
     refuse_present();
   } else {
@@ -99,33 +101,6 @@ void RunSession::refuse_present() const {
               "; go on with --resume, or choose another folder with --out.");
 }
 
-// A run is not put where it would write over something, nor where it and something else would be
-// taken for one another. Anything else may be there.
-void RunSession::check_new_folder() const {
-  const std::string& folder = control_.folder;
-  if (fs::exists(folder) && !fs::is_directory(folder)) {
-    usage_error(folder, ": is a file, expected a folder for the run; choose another with --out.");
-  }
-  if (!fs::exists(folder) || fs::exists(folder + "/config.toml")) return;
-  const auto refuse = [&](const std::string& name, const char* why) {
-    usage_error(folder, ": holds '", name, "', ", why,
-                "; choose another folder for the run with --out.");
-  };
-  constexpr const char* kWrites = "which the run would write over";
-  constexpr const char* kModel = "as the folder of a Hugging Face model does";
-  for (const auto& [name, why] :
-       {std::pair("metrics.jsonl", kWrites), std::pair("result.json", kWrites),
-        std::pair("origin.json", kWrites), std::pair("checkpoints", kWrites),
-        std::pair("config.json", kModel), std::pair("model.safetensors", kModel),
-        std::pair("model.safetensors.index.json", kModel), std::pair("pytorch_model.bin", kModel),
-        std::pair("comparison.json", "as the folder of a comparison does")}) {
-    if (fs::exists(fs::path(folder) / name)) refuse(name, why);
-  }
-  const std::string* const file = config_.task->tokenizer_file();
-  if (file == nullptr) return;
-  for (const std::string& name : replaced_by_tokenizer(folder, *file)) refuse(name, kWrites);
-}
-
 TrainState RunSession::open(Model& model, AdamW& optimizer, const data::Task& task) {
   return store_.steps().empty() ? begin(model, optimizer, task) : go_on(model, optimizer, task);
 }
@@ -148,7 +123,8 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   std::optional<Origin> origin;
   if (!control_.from.empty()) {
     const CheckpointStore store(control_.from);
-    const TrainState theirs = store.load_weights(control_.from_checkpoint, model, optimizer.cut());
+    const TrainState theirs =
+        store.load_weights(control_.from_checkpoint, model, optimizer.cut(), WeightsOf::kAdapted);
     store.check_finite(theirs.step, model);
     origin = origin_of(control_.from, theirs);
     const std::optional<Origin> before = control_.resume ? read_origin(folder) : std::nullopt;
@@ -171,9 +147,8 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   const std::string path = folder + "/config.toml", metrics = folder + "/metrics.jsonl";
   // A run that stopped before its first checkpoint starts anew; nothing else is written over.
   if (fs::exists(metrics) && !is_of_run(metrics)) {
-    usage_error(folder,
-                ": holds 'metrics.jsonl', which is of no run and which the run would write ",
-                "over; choose another folder for the run with --out.");
+    usage_error(folder, ": holds 'metrics.jsonl', which is not a run's and would be overwritten; ",
+                "choose another folder for the run with --out.");
   }
   if (fs::exists(path) && !fs::exists(metrics) &&
       !differences(read_toml(path), stored_config(config_)).empty()) {

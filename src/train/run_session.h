@@ -49,7 +49,6 @@ class RunSession {
   bool goes_on() const;
   std::string which() const;
   [[noreturn]] void refuse_present() const;
-  void check_new_folder() const;
   TrainState begin(Model& model, AdamW& optimizer, const data::Task& task);
   void check_from() const;
   void check_something_left(int64_t from) const;

@@ -143,7 +143,8 @@ class Trainer {
     return {.problem = "",
             .warning = interrupted ? "" : divergence(),
             .tokens_per_second = tokens_per_second(metrics_.step_seconds()),
-            .peak_memory = trained > 0 ? memory_.bytes() : -1};
+            // What a model needs on another device is not in the memory of the process.
+            .peak_memory = trained > 0 && device_.is_cpu() ? memory_.bytes() : -1};
   }
 
   std::string result_path() const { return control_.folder + "/result.json"; }
@@ -215,7 +216,10 @@ class Trainer {
       // not be the best or the last any more.
       const std::string taken = first() ? std::to_string(read_origin(control_.folder)->step) : "";
       const std::string which = group_.gather_text(taken)[0];
-      if (!first()) CheckpointStore(control_.from).load_weights(which, *model_, cut_.get());
+      if (!first()) {
+        CheckpointStore(control_.from)
+            .load_weights(which, *model_, cut_.get(), WeightsOf::kAdapted);
+      }
     }
     const at::NoGradGuard no_grad;
     std::vector<Tensor> tensors;

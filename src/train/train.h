@@ -17,8 +17,9 @@ struct TrainControl {
   std::string checkpoint = {};  // or from this one: "best", "last" or a step
   std::string from = {};        // the folder of a run whose weights a new run begins with
   std::string from_checkpoint = "best";
-  std::string label = {};         // stands before progress lines
-  bool of_comparison = false;     // compare() holds the comparison and its runs' configurations
+  std::string label = {};  // stands before progress lines
+  // The run belongs to a comparison, whose code checks its configuration and writes its result.
+  bool of_comparison = false;
   Communicator* group = nullptr;  // the processes that share the run; nullptr: there is one
 };
 

@@ -142,6 +142,26 @@ TEST(Rank, ScoresOfAHeadHaveItsRank) {
   EXPECT_TRUE(at::allclose(values, direct, 1e-6, 1e-5));
 }
 
+// The same weights, once as a decoder and once as an encoder.
+TEST(Rank, CausalMapsHaveAHigherOneThanMapsOfBothWays) {
+  const auto rank_of = [](const std::string& more) {
+    const auto model = small_model(kMha, "position = { type = \"none\" }\n" + more);
+    const at::NoGradGuard no_grad;
+    for (auto& item : model->named_parameters()) {  // every query sees its keys nearly equally
+      if (item.key().ends_with("mixer.qkv.weight")) item.value().narrow(0, 0, 32).mul_(0.1);
+    }
+    const Findings found = run("rank", reading(model, few_tokens(1, 20)));
+    const Table& table = found.tables[0];  // of the first layer at three lengths
+    EXPECT_EQ(number(table, 2, "length"), 20);
+    return std::pair(number(table, 2, "rank of the map"), number(table, 2, "effective rank"));
+  };
+  const auto [causal, causal_effective] = rank_of("");
+  const auto [both, both_effective] = rank_of("kind = \"encoder\"\n");
+  EXPECT_EQ(causal, 20);
+  EXPECT_LE(both, causal);
+  EXPECT_LT(both_effective, 0.5 * causal_effective);
+}
+
 TEST(Sparsity, CountsEdgesOfKnownMaps) {
   // With W_q = 0 every query sees its keys equally.
   const auto model = small_model(kMha);
@@ -322,13 +342,53 @@ TEST(States, DecaysOfEveryRecurrence) {
                            (a.select(-1, 3) / a.select(-1, 0)).expand({2, 9, 32}), 1e-6));
 }
 
-TEST(States, SumsOfNothingHoldNothing) {
-  for (const char* form : {"local", "simple"}) {
-    const auto model = small_model(str("mixer = { type = \"aft\", form = \"", form, "\" }"));
-    const Tensor norm = tensor_of(run("states", reading(model)), "layer0.norm.aft");
-    EXPECT_LT(norm.max().item<double>(), 1e3) << form;
-    EXPECT_GT(norm.min().item<double>(), 0) << form;
+// Of one token again and again every position adds the same to the sums, whatever exponent they are
+// held relative to.
+TEST(States, NormsAreThoseOfTheSumsAndNotOfTheirExponents) {
+  const Tensor tokens = at::full({1, 7}, 4, at::kLong);
+  const auto norms = [&](const std::shared_ptr<Model>& model, const std::string& name) {
+    return tensor_of(run("states", reading(model, tokens)), "layer0.norm." + name)[0];
+  };
+  const auto state_of = [&](Model& model, const std::string& name) {
+    auto& decoder = dynamic_cast<AutoregressiveModel&>(model);
+    DecoderState state = decoder.initial_state();
+    decoder.extend(tokens.narrow(1, 0, 1), state);
+    return state.layers[0].mixer.recurrent.at(name)[0].to(at::kDouble);
+  };
+  const Tensor count = at::arange(1, 8, at::kDouble);
+  {
+    const auto model = small_model("mixer = { type = \"rwkv\" }");
+    const at::NoGradGuard no_grad;
+    model->named_parameters()["layer0.mixer.mix"].fill_(1);  // nothing of the position before
+    const Tensor first = state_of(*model, "wkv");            // v, 1, k
+    const Tensor decay = tensor_of(run("states", reading(model, tokens)), "layer0.decay");
+    const Tensor times = (1 - decay.pow(count.unsqueeze(-1))) / (1 - decay);  // [T, C]
+    const Tensor sums = first.narrow(0, 0, 2).unsqueeze(0) * first[2].exp() * times.unsqueeze(1);
+    EXPECT_TRUE(at::allclose(norms(model, "wkv"), sums.flatten(1).norm(2, {1}), 1e-9));
   }
+  {
+    const auto model = small_model("mixer = { type = \"aft\", form = \"simple\" }");
+    const Tensor first = state_of(*model, "aft");
+    const Tensor one = (first.narrow(0, 0, 2) * first[2].exp()).norm();
+    EXPECT_TRUE(at::allclose(norms(model, "aft"), one * count, 1e-9));
+  }
+  {
+    const auto model = small_model("mixer = { type = \"performer\", heads = 2 }",
+                                   "position = { type = \"none\" }\n");
+    const Tensor first = state_of(*model, "performer"), c = state_of(*model, "performer.max");
+    const int64_t features = first.size(1) - 1;
+    const Tensor scale =
+        at::cat({c.exp().unsqueeze(-1).expand({2, features}), at::ones({2, 1}, at::kDouble)}, 1);
+    const Tensor one = (first * scale.unsqueeze(-1)).norm();
+    EXPECT_TRUE(at::allclose(norms(model, "performer"), one * count, 1e-9));
+  }
+}
+
+TEST(States, SumsOfNothingHoldNothing) {
+  const auto model = small_model("mixer = { type = \"aft\", form = \"local\", local_window = 4 }");
+  const Tensor norm = tensor_of(run("states", reading(model)), "layer0.norm.aft");
+  EXPECT_EQ(norm.narrow(1, 0, 3).abs().max().item<double>(), 0);  // what the window still holds
+  EXPECT_GT(norm.narrow(1, 3, 6).min().item<double>(), 0);
 }
 
 // Every number of two tables is the same.

@@ -162,6 +162,29 @@ TEST(Toml, SaysWhereItIsBrokenInItsOwnWords) {
   EXPECT_EQ(said.find(".."), std::string::npos) << said;
 }
 
+TEST(Toml, NestsNoDeeperThanAnyoneWants) {
+  const auto said = [](const std::string& text) {
+    return message_of([&] { parse_toml(text, "a.toml"); });
+  };
+  std::string key = "a";
+  for (int i = 0; i < 100'000; ++i) key += ".a";
+  const std::string deep = ": is nested deeper than 64 levels.";
+  EXPECT_EQ(said("# a [comment]\nb = 'it'\n" + key + " = 1\n"), "a.toml:3" + deep);
+  EXPECT_EQ(said("[" + key + "]\n"), "a.toml:1" + deep);
+  EXPECT_EQ(said("b = { " + key + " = 1 }"), "a.toml:1" + deep);
+  EXPECT_EQ(said("b = " + std::string(100, '[')), "a.toml:1" + deep);
+  Node root;
+  EXPECT_NE(message_of([&] { apply_override(root, key + "=1"); }).find("expected at most 64."),
+            std::string::npos);
+  // Neither strings nor comments nest, nor what stands one after the other.
+  std::string flat = "# " + key + "\ns = \"" + key + "\\\"[\"\nt = '" + key + "'\nu = '''\n" + key +
+                     "'\n'''\nv = \"\"\"\n[[\"" + key + "\"\"\"\nx = [";
+  for (int i = 0; i < 200; ++i) flat += "1.5, [2.5], {a.b = 1},\n";
+  const Node node = parse_toml(flat + "]\n[c.d]\ne.f = 1\n[[g.h]]\n", "a.toml");
+  EXPECT_EQ(node.find("x")->array().size(), 600u);
+  EXPECT_EQ(std::get<std::string>(node.find("t")->value), key);
+}
+
 TEST(Json, SaysWhereItIsBroken) {
   const test::TempFolder folder;
   const auto said = [&](const std::string& text) {

@@ -91,7 +91,12 @@ TEST(Files, ErrorsNameThePath) {
   EXPECT_TRUE(contains(message_of([&] { make_folders(folder.path("file/sub")); }), "file/sub"));
   fs::create_directory(folder.path("folder"));
   EXPECT_TRUE(contains(message_of([&] { write_file(folder.path("folder"), "y"); }), "folder: "));
-  EXPECT_FALSE(fs::exists(folder.path("folder.tmp")));
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    EXPECT_NE(entry.path().extension(), ".tmp");
+  }
+  EXPECT_FALSE(is_folder(folder.path("no")));
+  EXPECT_TRUE(contains(message_of([&] { is_folder(folder.path(std::string(300, 'x'))); }),
+                       "x: cannot be read: File name too long."));
 }
 
 TEST(Files, WhatIsNoRegularFileStaysWhatItIs) {

@@ -260,6 +260,19 @@ TEST(Floors, EveryTaskOfNoFilesHasSomeInAscendingOrder) {
   }
 }
 
+TEST(Generated, NoSequenceIsBothValidationAndTestData) {
+  // 27 inputs are possible, of which few are held out.
+  const auto task =
+      task_of("type = 'compression'\nvocabulary = 4\nlength = 4\neval_sequences = 200");
+  std::array<std::set<std::vector<int64_t>>, 2> halves;
+  for (const int64_t first : {100, 0}) {  // in whatever order they are asked for
+    const Batch batch = task->eval_batch(first, 100);
+    for (int64_t i = 0; i < 100; ++i) halves[is_test(first + i)].insert(row(batch.inputs, i));
+  }
+  EXPECT_FALSE(halves[0].empty() || halves[1].empty());
+  for (const auto& inputs : halves[0]) EXPECT_FALSE(halves[1].contains(inputs));
+}
+
 TEST(Generated, TooFewSequencesAreRefused) {
   expect_contains(error_of<UsageError>("type = 'induction'\nvocabulary = 3\nlength = 3"),
                   "too few different sequences");

@@ -82,6 +82,10 @@ TEST(TokenShard, OtherFilesAreRefused) {
   const std::string same = folder.path("./a.bin");
   expect_contains(error_of(config_of(folder, shard(1000), "held_out_path = '" + same + "'")),
                   path + ": is both 'path' and 'held_out_path', expected other data to hold out.");
+  write_file(folder.path("copy.bin"), shard(1000));
+  const std::string copy = "held_out_path = '" + folder.path("copy.bin") + "'";
+  expect_contains(error_of(config_of(folder, shard(1000), copy)),
+                  path + ": holds the same tokens as 'held_out_path', expected other data");
 }
 
 }  // namespace

@@ -202,6 +202,15 @@ TEST_F(TorchFile, TensorsThatLeaveTheirStorageAreRefused) {
   EXPECT_TRUE(contains(refused_tensor({.sizes = std::vector<int64_t>(65, 1)}), "65 dimensions"));
 }
 
+TEST_F(TorchFile, TheSameTensorAgainAndAgainIsRefused) {
+  const std::string one = TensorText{}.pickle();
+  const size_t begin = one.find('(');  // of the arguments
+  std::string body = one.substr(0, begin) + "q" + '\0' + one.substr(begin, one.size() - begin - 1) +
+                     "q\x01" + "R0";
+  for (int i = 0; i < 100'000; ++i) body += std::string("h\0h\x01R0", 6);
+  EXPECT_TRUE(contains(refused(archive(program(body + "}"), six())), "more than 100000 tensors"));
+}
+
 TEST_F(TorchFile, PicklesThatDoMoreAreRefused) {
   const auto message = [&](const std::string& body) {
     return refused(archive(program(body), six()));

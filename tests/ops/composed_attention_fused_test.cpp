@@ -1,5 +1,6 @@
 // The fused kernels against the reference in float64: outputs and every gradient, with memory that
-// a kernel fails to write poisoned with NaN. Run again with ATEN_CPU_CAPABILITY=avx2 and =default.
+// a kernel fails to write poisoned with NaN, and most of it again with the kernels of lesser
+// instruction sets.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "ops/composed_attention/op.h"
+#include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
 namespace headloom::ops::composed_attention_fused_test {
@@ -339,6 +341,23 @@ TEST(ComposedAttentionFused, BiasHasAGradient) {
   expect_close({.name = "bfloat16", .T = 70, .bias = {8, 70, 70}}, at::kBFloat16, 1.5e-2);
 }
 
+// Where each of several threads has whole batch elements, all of them add to every part of a bias
+// that the elements share.
+TEST(ComposedAttentionFused, ThreadsShareTheGradientOfABias) {
+  const int before = at::get_num_threads();
+  const Problem p =
+      make({.B = 4, .T = 100, .pre = false, .post = false, .bias = {8, 100, 100}}, at::kFloat);
+  const auto expected = evaluate(p, "reference", at::kDouble);
+  at::set_num_threads(2);
+  for (int run = 0; run < 30; ++run) {  // one may happen to be right although they meet
+    const auto got = evaluate(p, "fused", at::kFloat);
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_LT(distance(got[i], expected[i]), 8e-5) << "run " << run << ", result " << i;
+    }
+  }
+  at::set_num_threads(before);
+}
+
 // The sum of squares of every gradient, differentiated again.
 std::vector<Tensor> second_gradients(Problem p, bool fused, at::ScalarType type) {
   std::vector<Tensor> leaves;
@@ -472,14 +491,24 @@ TEST(ComposedAttentionFused, BFloat16MixesOfOddSizesErrLikeTheirRounding) {
 // Against one thread: the reference's many small operations would wait for each other.
 TEST(ComposedAttentionFused, AnyNumberOfThreads) {
   const int before = at::get_num_threads();
-  for (const Case& c : {Case{.name = "tiles", .T = 300}, Case{.name = "elements", .B = 4, .T = 70},
-                        Case{.name = "decode", .T = 3, .S = 500},
-                        Case{.name = "convolutions, bias",
-                             .B = 2,
-                             .T = 100,
-                             .pre_queries = 3,
-                             .post_queries = 2,
-                             .bias = {8, 100, 100}}}) {
+  for (const Case& c :
+       {Case{.name = "tiles", .T = 300}, Case{.name = "elements", .B = 4, .T = 70},
+        Case{.name = "decode", .T = 3, .S = 500},
+        // The outputs of the threads' own softmaxes are joined.
+        Case{.name = "decode, nothing composed",
+             .T = 1,
+             .S = 1000,
+             .H = 12,
+             .D = 64,
+             .pre = false,
+             .post = false},
+        Case{.name = "decode, mixed before", .T = 3, .S = 1000, .H = 12, .D = 64, .post = false},
+        Case{.name = "convolutions, bias",
+             .B = 2,
+             .T = 100,
+             .pre_queries = 3,
+             .post_queries = 2,
+             .bias = {8, 100, 100}}}) {
     const Problem p = make(c, at::kFloat);
     at::set_num_threads(1);
     const auto expected = evaluate(p, "fused", at::kFloat);
@@ -693,6 +722,14 @@ TEST(ComposedAttentionFused, IsDeterministic) {
   const auto once = evaluate(p, "fused", at::kFloat);
   const auto twice = evaluate(p, "fused", at::kFloat);
   for (size_t i = 0; i < once.size(); ++i) EXPECT_TRUE(at::equal(once[i], twice[i])) << i;
+}
+
+TEST(ComposedAttentionFused, LesserInstructionSetsToo) {
+  EXPECT_TRUE(test::passes_on_lesser_instruction_sets(
+      "ComposedAttentionFused.EveryMixMatchesTheReference:"
+      "ComposedAttentionFused.ConvolutionsMatchTheReference:"
+      "ComposedAttentionFused.FewQueriesMatchTheReference:"
+      "ComposedAttentionFused.BFloat16ErrsLikeItsRounding"));
 }
 
 TEST(ComposedAttentionFused, RefusesWhatItCannotRun) {

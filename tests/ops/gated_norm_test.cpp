@@ -1,12 +1,13 @@
-// The gated norm against its formula number by number, the fused kernels against the reference with
-// memory that a kernel fails to write poisoned with NaN, and what is refused. Run again with
-// ATEN_CPU_CAPABILITY=avx2 and =default.
+// The gated norm against its formula number by number, the fused kernels, those of lesser
+// instruction sets too, against the reference with memory that a kernel fails to write poisoned
+// with NaN, and what is refused.
 #include "ops/gated_norm/op.h"
 
 #include <torch/csrc/autograd/autograd.h>
 
 #include "testing/compare.h"
 #include "testing/errors.h"
+#include "testing/instruction_sets.h"
 #include "testing/poison.h"
 
 namespace headloom::gated_norm_test {
@@ -104,6 +105,11 @@ TEST(GatedNorm, BFloat16ErrsLikeItsRounding) {
       EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 1e-6)) << c.x.sizes() << " " << i;
     }
   }
+}
+
+TEST(GatedNorm, LesserInstructionSetsToo) {
+  EXPECT_TRUE(passes_on_lesser_instruction_sets(
+      "GatedNorm.FusedMatchesTheReference:GatedNorm.BFloat16ErrsLikeItsRounding"));
 }
 
 TEST(GatedNorm, RefusesInOneSentence) {

@@ -1,7 +1,8 @@
 // Attention over keys and values in int8: against composed attention in double over what they stand
-// for, the error of quantizing, and values that are not finite.
+// for, the error of quantizing, values that are not finite, and any number of threads.
 #include "ops/composed_attention/int8.h"
 
+#include "fused.h"
 #include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/instruction_sets.h"
@@ -122,6 +123,28 @@ TEST(Int8Attention, IsAttentionOverWhatTheyStandFor) {
         EXPECT_TRUE(close(got, expected, 1e-5));
       }
     }
+  }
+}
+
+// Threads share the keys, and the outputs of their own softmaxes are joined.
+TEST(Int8Attention, IsTheSameOnAnyNumberOfThreads) {
+  at::manual_seed(3);
+  const auto k = ops::quantized_heads(at::randn({1, 1000, 12, 64}));
+  const auto v = ops::quantized_heads(at::randn({1, 1000, 12, 64}));
+  for (const bool mixed : {false, true}) {
+    SCOPED_TRACE(mixed ? "mixed before" : "nothing composed");
+    const int64_t queries = mixed ? 3 : 1;
+    ops::ComposedAttentionOptions o;
+    if (mixed) {
+      o = options_of({1, queries, 1000, 12, 12, 12, 64, 64, "mix"});
+      o.post = ops::HeadMix();
+      cast(o, at::kFloat);
+    }
+    const Tensor q = at::randn({1, queries, 12, 64});
+    const Evaluate run = [&](const char*, at::ScalarType type) -> std::vector<Tensor> {
+      return {ops::composed_attention_int8(q.to(type), k.first, v.first, k.second, v.second, o)};
+    };
+    expect_same_on_any_number_of_threads(run, 1e-5);
   }
 }
 

@@ -552,6 +552,27 @@ TEST(LinearOperator, AnOutputHasTheSameBitsWhereverItLies) {
   }
 }
 
+// The same with any number of threads: each takes runs of the outputs until none is left.
+TEST(LinearOperator, OneRowHasTheSameBitsOnAnyNumberOfThreads) {
+  at::manual_seed(20);
+  const int before = at::get_num_threads();
+  const Tensor weight = at::randn({2000, 300}), x = at::randn({1, 300}), bias = at::randn({2000});
+  const auto [codes, scales] = ops::quantized_int4(weight);
+  for (const auto& [values, scale] : {std::pair(weight, Tensor()), std::pair(codes, scales)}) {
+    Poison poison;
+    at::set_num_threads(1);
+    const Tensor alone = ops::linear(x, values, scale, bias, "fused");
+    for (const int threads : {1, 2, 5}) {
+      at::set_num_threads(threads);
+      for (int again = 0; again < 5; ++again) {  // the runs are others each time
+        EXPECT_TRUE(at::equal(ops::linear(x, values, scale, bias, "fused"), alone))
+            << values.scalar_type() << ", " << threads << " threads";
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
 // A row of values that are far apart, or not finite, is multiplied in another way than the others.
 TEST(LinearOperator, RowsKeepTheirBitsBesideOthers) {
   at::manual_seed(11);

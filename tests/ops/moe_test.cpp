@@ -1,6 +1,6 @@
-// The experts against loops over tokens, choices and units in double; the fused form against the
-// reference, with memory that a kernel fails to write poisoned with NaN; and what is refused. Run
-// again with ATEN_CPU_CAPABILITY=avx2 and =default.
+// The experts against loops over tokens, choices and units in double; the fused form, with the
+// kernels of lesser instruction sets too, against the reference, with memory that a kernel fails to
+// write poisoned with NaN; and what is refused.
 #include "ops/moe/op.h"
 
 #include <torch/csrc/autograd/autograd.h>
@@ -9,6 +9,7 @@
 #include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
+#include "testing/instruction_sets.h"
 
 namespace headloom::moe_test {
 namespace {
@@ -180,6 +181,11 @@ TEST(Moe, AutocastKeepsTheWeights) {
   const Tensor y = under_autocast([&] { return p.run(); });
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(close(y, exact, 0.02));
+}
+
+TEST(Moe, LesserInstructionSetsToo) {
+  EXPECT_TRUE(passes_on_lesser_instruction_sets(
+      "Moe.FusedMatchesTheReference:Moe.BFloat16ErrsLikeItsRounding"));
 }
 
 TEST(Moe, RefusesInOneSentence) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fused.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -199,6 +200,20 @@ TEST(Positionwise, BFloat16ErrsLikeItsRounding) {
       EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 1e-6))
           << c.name << c.inputs[0].sizes() << " " << i;
     }
+  }
+}
+
+// Threads share the rows, and each share has sums of its own for the gradient of the scale.
+TEST(Positionwise, NormsGradientsAreTheDefinitionsOnAnyNumberOfThreads) {
+  at::manual_seed(9);
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{3000, 6}, {300, 96}}) {
+    SCOPED_TRACE(::testing::Message() << sizes[0] << " rows");
+    const Call c = norm_call(at::randn(sizes, kDouble), /*with_scale=*/true);
+    const Evaluate run = [&](const char* backend, at::ScalarType type) {
+      return evaluate(c, backend, type);
+    };
+    expect_matches_reference(run, 2e-6);
+    expect_same_on_any_number_of_threads(run, 2e-6);
   }
 }
 

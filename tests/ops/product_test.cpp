@@ -194,6 +194,20 @@ TEST(Product, BlockedDoesNotDependOnTheThreads) {
   }
 }
 
+// Where all panels of B are too large for the caches: the first sizes with the panels of every
+// instruction set, the second ones, whose sums have two parts, with those of AVX-512.
+TEST(Product, BlockedTakesSeveralBlocksOfColumns) {
+  at::manual_seed(14);
+  for (const Sizes& s : {Sizes{1400, 5600, 384}, Sizes{700, 2800, 770}}) {
+    const Tensor a = at::randn({s.m, s.k}), b = at::randn({s.n, s.k}).t(), bias = at::randn({s.n});
+    const Tensor expected = at::mm(a, b) + bias;
+    Poison poison;
+    const Tensor out = at::empty({s.m, s.n});
+    ops::product_by("blocked", out, a, b, bias);
+    EXPECT_TRUE(close(out, expected, 2 * float32_error(s.k))) << s.k;  // both are rounded
+  }
+}
+
 TEST(Product, AFactorThatIsMadeIsThatFactor) {
   at::manual_seed(8);
   const auto before = ops::product_routes();

@@ -1,11 +1,12 @@
 // The fused retention kernels against the reference in float64: outputs, states and every gradient,
-// with memory that a kernel fails to write poisoned with NaN. Run again with
-// ATEN_CPU_CAPABILITY=avx2 and =default.
+// with memory that a kernel fails to write poisoned with NaN, and again with the kernels of lesser
+// instruction sets.
 #include "fused.h"
 #include "linear_attention.h"
 #include "ops/retention/op.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
+#include "testing/instruction_sets.h"
 
 namespace headloom::ops::retention_fused_test {
 namespace {
@@ -123,6 +124,11 @@ TEST(RetentionFused, DocumentsShareNothingNotEvenInfinity) {
   const auto [out, state] = retention(p.leaves[0], p.leaves[1], p.leaves[2], p.gamma, p.options);
   EXPECT_TRUE(out.narrow(1, 64, 64).isfinite().all().item<bool>());
   EXPECT_TRUE(state.isfinite().all().item<bool>());
+}
+
+TEST(RetentionFused, LesserInstructionSetsToo) {
+  EXPECT_TRUE(passes_on_lesser_instruction_sets(
+      "RetentionFused.MatchesTheReference:RetentionFused.BFloat16ErrsLikeItsRounding"));
 }
 
 TEST(RetentionFused, RefusesWhatItCannotRun) {

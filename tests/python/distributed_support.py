@@ -75,17 +75,17 @@ def start_rank(launcher, rank, size, port, arguments, cwd, command=(str(BINARY),
     )
 
 
-# Two ranks are forks of a process that has imported the script, because importing torch takes longer than what most ranks do.
+# Ranks are forks of a process that has imported the script, because importing torch takes longer than what most ranks do.
 RANKS = """
 import importlib, os, sys, traceback
-script, port, folder, *arguments = sys.argv[1:]
+script, port, folder, ranks, *arguments = sys.argv[1:]
 module = importlib.import_module(script)
 module.torch.set_num_threads(1)
-for rank in range(2):
+for rank in range(int(ranks)):
     if os.fork() == 0:
         said = os.open(f"{folder}/rank-{rank}", os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1), os.dup2(said, 2)
-        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        os.environ.update(RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         code = 1
         try:
             module.as_rank(*arguments)
@@ -94,17 +94,17 @@ for rank in range(2):
             traceback.print_exc()
         sys.stdout.flush()
         os._exit(code)  # gloo's threads and the interpreter's end do not go together
-for _ in range(2):
+for _ in range(int(ranks)):
     if os.wait()[1] != 0:
         sys.exit("a rank has failed")
 """
 
 
-def said_by_ranks(script, *arguments):
-    """What two ranks write that call as_rank(*arguments) of a script. Both of them must succeed."""
+def said_by_ranks(script, *arguments, ranks=2):
+    """What the ranks write that call as_rank(*arguments) of a script. All of them must succeed."""
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(script).parent), *sys.path])}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", RANKS, pathlib.Path(script).stem, str(free_port()), folder, *map(str, arguments)]
+        command = [sys.executable, "-c", RANKS, pathlib.Path(script).stem, str(free_port()), folder, str(ranks), *map(str, arguments)]
         with open(f"{folder}/start", "w") as start:
             process = subprocess.Popen(command, env=environment, stdout=start, stderr=start, start_new_session=True)
         try:
@@ -114,7 +114,7 @@ def said_by_ranks(script, *arguments):
                 os.killpg(process.pid, signal.SIGKILL)  # a rank that waits for one that has failed
         said = [path.read_text() for path in sorted(pathlib.Path(folder).iterdir())]
     assert code == 0, "\n".join(said)
-    return said[:2]
+    return said[:ranks]
 
 
 def finish(processes, seconds=60):

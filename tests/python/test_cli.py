@@ -61,6 +61,11 @@ def test_usage_errors_leave_with_two(tmp_path):
         ),
         ("train a.toml b.toml", f"train: 'b.toml' is one argument too many; {BINARY} train --help shows what it takes."),
         ("train a.toml --out a --out b", "train: --out is given several times, expected once."),
+        ("train a.toml --from=", "--from is empty, expected a name."),
+        ("train a.toml --checkpoint=", "--checkpoint is empty, expected a name."),
+        ("eval a --device=", "--device is empty, expected a name."),
+        ("export a --out b --as=", "--as is empty, expected a name."),
+        ("bench --only=", "--only is empty, expected a name."),
         ("list --nonsense", "list has no option --nonsense; there are --help, --help-all, --json, --markdown."),
         ("--nonsense", "there is no option --nonsense; there are --help, --version, --help-all."),
         ("generate run --temperature -1", "--temperature is -1, expected at least 0."),
@@ -117,6 +122,11 @@ def test_an_empty_name_of_a_folder_stands_for_none(tmp_path, command):
     assert not list(tmp_path.iterdir())
 
 
+def test_lists_end_where_the_next_argument_begins(tmp_path):
+    for words in ("analyze --layers 0,1 no/run maps", "analyze --heads 0 no/run", "serve --cors https://a.example no/run"):
+        assert refused(*words.split(), cwd=tmp_path, code=1) == "no/run: is not the folder of a run."
+
+
 def test_the_script_of_the_tests_takes_no_arguments():
     asked = subprocess.run([ROOT / "test", "--help"], capture_output=True, text=True, timeout=30)
     assert asked.returncode == 0 and asked.stdout == "usage: ./test    sets up, builds and runs every test\n"
@@ -140,7 +150,7 @@ def test_a_first_interrupt_is_answered_at_a_terminal(place, tmp_path):
     wait_for((tmp_path / "run/metrics.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
     said = b""
-    while b"once more ends at once." not in said:
+    while b"press Ctrl-C again to stop at once." not in said:
         said += os.read(leader, 4096)
     assert process.wait(60) == 1
     os.close(leader)
@@ -871,11 +881,17 @@ def test_compare_reports_goes_on_and_keeps_to_its_configuration(tmp_path):
     assert "unknown key 'modles'" in refused("compare", "small.toml", "--set", "modles=1", "--out", "x", cwd=tmp_path)
     for command in ["train", "describe"]:
         assert "headloom compare" in refused(command, "small.toml", cwd=tmp_path)
+    # Where the advice names a folder, the command goes on with what is there.
+    one = "runs/small/runs/copy/mha/seed-1"
+    assert f"headloom train {one} trains it" in refused("compare", one, cwd=tmp_path)
     # --fresh empties a comparison's folder and no other.
     (tmp_path / "config.toml").write_text(COMPARE)
     assert "not a comparison's folder" in refused("compare", "small.toml", "--fresh", "--out", ".", cwd=tmp_path, code=1)
     assert out.exists()
+    other = out / "runs/other"  # somebody else's
+    shutil.copytree(out / "runs/copy/mha/seed-1", other)
     headloom("compare", "small.toml", "--fresh", "--set", "train.lr=0.5", cwd=tmp_path)
+    assert (other / "config.toml").exists() and (out / "runs/copy/mha/seed-1/result.json").exists()
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path):

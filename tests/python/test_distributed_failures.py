@@ -168,7 +168,7 @@ def test_slurm_announces_the_end_of_a_job(place, works):
     assert codes == [1, 1] and said[0].startswith("interrupted; step "), said
     assert (place / out / f"checkpoints/step-{said[0].split()[2]}").exists()
     failed = [f"'scontrol requeue {port}' failed; submit the job again to go on."]
-    assert said[1:] == [f"the job shall begin again: scontrol requeue {port}"] + ([] if works else failed)
+    assert said[1:] == [f"requeuing the job: scontrol requeue {port}"] + ([] if works else failed)
     assert (tools / "asked").read_text() == f"requeue {port}\n"
 
 

@@ -46,6 +46,10 @@ def test_reference_page_is_what_list_prints():
     )
 
 
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 @needs_binary
 def test_configuration_of_readme_runs(tmp_path):
     (config,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)

@@ -161,12 +161,25 @@ def check(case, mesh, placements):
         assert right, (case, place)
 
 
+def check_dynamic_weights(mesh):
+    """On a CPU only its reference has a gradient, and its kernel runs for at most 16 rows."""
+    hidden, w2 = rand(4, 2, 2 * 6), rand(2, 1, 6, 2 * 2 * H)
+    shared = distribute_tensor(hidden, mesh, [Shard(0)])
+    with torch.no_grad():
+        expected = OPS.dynamic_weights(hidden, w2, 2)
+        found = OPS.dynamic_weights(shared, distribute_tensor(w2, mesh, [Replicate()]), 2)
+    for a, b in zip(expected, found, strict=True):
+        assert [str(place) for place in b.placements] == ["S(0)"]
+        torch.testing.assert_close(whole(b), a)
+
+
 def as_rank():
     as_one_of_four()
     dist.init_process_group("gloo")
     mesh, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (1, 2))
     for case, (_, _, dim, _) in CASES.items():
         check(case, mesh, [Shard(dim)])
+    check_dynamic_weights(mesh)
     for case in ("retention, heads", "plain attention, heads", "composed, batch"):
         check(case, square, [Shard(0), Shard(CASES[case][2])])
     # A sum that is not yet a sum is added up first.
@@ -199,6 +212,6 @@ def test_heads_that_two_dimensions_of_a_mesh_split(said):
 
 
 def test_two_processes_share_every_operator(said):
-    # On a CPU only the reference of dynamic_weights has a gradient.
+    # check_dynamic_weights() has that one.
     assert {name for name, *_ in CASES.values()} == headloom.dtensor.RULES.keys() - {"dynamic_weights"}
     assert ["two share all" in text for text in said] == [True, True], "\n".join(said)

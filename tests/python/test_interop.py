@@ -506,7 +506,7 @@ def test_vit(tmp_path):
 class Experts(torch.nn.Module):
     """DeepSeekMoE's experts, under its names."""
 
-    def __init__(self, width, hidden, routed, shared, active):
+    def __init__(self, width, hidden, routed, shared, active, adds_up, scaling):
         super().__init__()
         mlp = transformers.models.llama.modeling_llama.LlamaMLP
 
@@ -516,19 +516,21 @@ class Experts(torch.nn.Module):
         self.gate = torch.nn.Linear(width, routed, bias=False)
         self.experts = torch.nn.ModuleList([make(hidden) for _ in range(routed)])
         self.shared_experts = make(shared * hidden)
-        self.active = active
+        self.active, self.adds_up, self.scaling = active, adds_up, scaling
 
     def forward(self, x):
         scores = self.gate(x).softmax(-1)
         chosen = torch.zeros_like(scores).scatter(-1, scores.topk(self.active).indices, 1.0) * scores
+        chosen = self.scaling * (chosen / chosen.sum(-1, keepdim=True) if self.adds_up else chosen)
         return self.shared_experts(x) + sum(chosen[..., i : i + 1] * e(x) for i, e in enumerate(self.experts))
 
 
-def test_deepseek(tmp_path, text):
+@pytest.mark.parametrize("adds_up, scaling", [(False, 1.0), (True, 2.5)])
+def test_deepseek(tmp_path, text, adds_up, scaling):
     torch.manual_seed(4)
     model = llama(num_key_value_heads=4)
     for layer in model.model.layers[1:]:
-        layer.mlp = Experts(32, 16, routed=6, shared=2, active=2)
+        layer.mlp = Experts(32, 16, routed=6, shared=2, active=2, adds_up=adds_up, scaling=scaling)
     shaken(model)
     config = {
         **LLAMA,
@@ -540,6 +542,8 @@ def test_deepseek(tmp_path, text):
         "n_routed_experts": 6,
         "n_shared_experts": 2,
         "num_experts_per_tok": 2,
+        "norm_topk_prob": adds_up,
+        "routed_scaling_factor": scaling,
     }
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     compare_with(lambda tokens: model(tokens).logits, config, weights, tmp_path, text)

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -261,7 +262,8 @@ def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
 
 def test_a_run_that_has_stopped_early_is_finished(place, tmp_path):
     for split in ("all", "test"):
-        settings = ["task.symbols=2", "task.count=1", "train.steps=400", "train.stop_accuracy=0.4", f"train.eval_split={split}"]
+        task = 'task={type="induction", vocabulary=3, length=8, eval_sequences=64}'
+        settings = [task, "train.steps=400", "train.stop_accuracy=0.4", f"train.eval_split={split}"]
         given = [word for setting in settings for word in ("--set", setting)]
         headloom("train", place / "run.toml", "--out", split, *given, cwd=tmp_path)
         report = json.loads(headloom("report", split, "--json", cwd=tmp_path).stdout)
@@ -304,7 +306,7 @@ def test_a_comparison_is_reported_as_it_reports_itself(tmp_path, case):
     seeds = [5, 1] if case == "a scaling law" else [5, 1, 2, 3, 4]
     text = f"title = 'Mixers'\nseeds = {seeds}\nspeed = {{ rounds = 0 }}\n" + text + COMPARED[case]
     (tmp_path / "corpus.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
-    for name, task in {"copying": "type = 'copy', symbols = 4, count = 2", "text": "type = 'text', paths = ['corpus.txt'], length = 8"}.items():
+    for name, task in {"copying": "type = 'copy', symbols = 4, count = 4", "text": "type = 'text', paths = ['corpus.txt'], length = 8"}.items():
         text += f"[[tasks]]\nname = '{name}'\ntask = {{ {task}, {'eval_tokens = 128' if name == 'text' else 'eval_sequences = 16'} }}\n"
     (tmp_path / "c.toml").write_text(text)
     fails = 1 if case in ("no setting that can be chosen", "a model without a result") else 0
@@ -357,12 +359,21 @@ def test_what_cannot_be_reported_is_named(place, arguments, code, message):
 
 def test_a_folder_that_cannot_be_written_is_told_of_out(place, tmp_path):
     runs = [place / "plain", place / "wide"]
-    (tmp_path / "report.html.tmp").mkdir()  # in the way of any user, root too
-    message = headloom("report", *runs, cwd=tmp_path, code=1).stderr
-    assert message == "headloom: report.html: cannot be written: Is a directory; choose another file with --out.\n"
-    message = headloom("report", *runs, "--out", "report.html", cwd=tmp_path, code=1).stderr
-    assert message == "headloom: report.html: cannot be written: Is a directory.\n"
-    headloom("report", *runs, "--out", "other.html", cwd=tmp_path)
+    full = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)), "env": ENVIRONMENT}
+    message = headloom("report", *runs, cwd=tmp_path, code=1, **full).stderr
+    assert message == "headloom: report.html: cannot be written: File too large; choose another file with --out.\n"
+    message = headloom("report", *runs, "--out", "report.html", cwd=tmp_path, code=1, **full).stderr
+    assert message == "headloom: report.html: cannot be written: File too large.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_lead_to_the_runs_from_wherever_the_report_is(place, tmp_path):
+    for folder in ("proj/runs", "pages"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copytree(place / "plain", tmp_path / "proj/runs/plain")
+    for out, link in {"../pages/r.html": "../proj/runs/plain", "../r.html": "proj/runs/plain", "runs/../r.html": "runs/plain"}.items():
+        report = json.loads(headloom("report", "runs/plain", "--out", out, "--json", cwd=tmp_path / "proj").stdout)
+        assert report["tasks"][0]["models"][0]["runs"][0]["folder"] == link, out
 
 
 def test_lines_that_are_no_json_are_named(place, tmp_path):
@@ -537,7 +548,7 @@ def test_a_comparison_that_was_killed_between_two_runs_was_interrupted(place, tm
     # Runs that --plan has printed may wait for their turn.
     (command,) = headloom("compare", "c", "--plan", cwd=tmp_path).stdout.splitlines()
     done = headloom("report", "c", cwd=tmp_path).stdout
-    assert "In progress: 1 of 2 runs have finished. The others are trained by the commands that --plan" in done
+    assert "In progress: 1 of 2 runs have finished. Runs that are still to come are trained by" in done
     assert "Go on with:\n    headloom compare c --plan\n" in done and "Interrupted" not in done
     headloom(*shlex.split(command)[1:], cwd=tmp_path)
     assert "--plan" not in headloom("report", "c", cwd=tmp_path).stdout

@@ -11,7 +11,8 @@ import signal
 import subprocess
 
 import pytest
-from cli_support import BINARY, COMPARE, ENVIRONMENT, ROOT, TEXT, files, headloom, make_place, refused, wait_for, weights
+from cli_support import BINARY, COMPARE, ENVIRONMENT, ROOT, TEXT, files, headloom, make_place, refused, wait_for
+from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -86,11 +87,33 @@ def test_a_run_begins_with_the_weights_of_another(place, tmp_path):
     assert "--checkpoint 3" in message
 
 
+def test_plain_attention_goes_on_as_dcmha(place, tmp_path):
+    change = ["--set", 'model.layer.0.mixer.type="dcmha"', "--set", "train.lr=1e-9"]
+    headloom("train", "text.toml", "--from", "runs/text", "--checkpoint", "last", *change, "--out", tmp_path / "run", cwd=place)
+    before = json.loads((place / "runs/text/metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
+    after = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
+    assert after == pytest.approx(before, abs=0.02)
+    old, new = (load_file(run / "checkpoints/step-6/model.safetensors") for run in (place / "runs/text", tmp_path / "run"))
+    assert new.keys() - old.keys() and not old.keys() - new.keys()
+    for name in old:
+        assert new[name] == pytest.approx(old[name], abs=1e-5), name
+    # Other differences are refused as ever, and nothing else becomes another mixer.
+    other = ["--out", tmp_path / "other"]
+    message = refused("train", "text.toml", "--from", "runs/text", *change, "--set", "model.layer.0.mixer.heads=4", *other, cwd=place)
+    assert "'model.layer.0.mixer.heads' = 2" in message and "'model.layer.0.mixer.heads' = 4" in message
+    message = refused("train", "text.toml", "--from", tmp_path / "run", *other, cwd=place)
+    assert "'model.layer.0.mixer.type' = \"dcmha\"" in message
+
+
 def test_an_imported_checkpoint_is_tuned(place, tmp_path):
     headloom("export", "runs/text", "--out", tmp_path / "hub", cwd=place)
     headloom("import", tmp_path / "hub", "--out", tmp_path / "imported", cwd=place)
     (place / "tune.toml").write_text(TUNE)
     headloom("train", "tune.toml", "--from", tmp_path / "imported", "--out", tmp_path / "run", cwd=place)
+    message = refused("import", tmp_path / "hub", "--out", tmp_path / "hub", cwd=place)
+    assert message.endswith(
+        "hub: holds 'config.json', as the folder of a Hugging Face model does; choose another folder for the run with --out."
+    )
     # The tokenizer came along.
     assert (tmp_path / "run/tokenizer.json").read_bytes() == (tmp_path / "hub/tokenizer.json").read_bytes()
     headloom("eval", tmp_path / "run", cwd=tmp_path)
@@ -209,8 +232,8 @@ def test_a_new_run_writes_over_nothing(place, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     for name, why in {
-        "metrics.jsonl": "which the run would write over",
-        "result.json": "which the run would write over",
+        "metrics.jsonl": "which would be overwritten",
+        "result.json": "which would be overwritten",
         "config.json": "as the folder of a Hugging Face model does",
         "comparison.json": "as the folder of a comparison does",
     }.items():
@@ -225,7 +248,7 @@ def test_a_new_run_writes_over_nothing(place, tmp_path):
     (other / "config.toml").write_text("mine = 1\n")
     (other / "metrics.jsonl").write_text('{"mine": 1}\n')
     message = refused("train", "text.toml", "--out", other, cwd=place)
-    assert message.startswith(f"{other}: holds 'metrics.jsonl', which is of no run and which the run would write over;")
+    assert message.startswith(f"{other}: holds 'metrics.jsonl', which is not a run's and would be overwritten;")
     assert files(other) == {"config.toml": b"mine = 1\n", "metrics.jsonl": b'{"mine": 1}\n'}
 
 
@@ -238,7 +261,7 @@ def test_a_new_run_begins_beside_other_files(place, tmp_path):
     (new / "mine.toml").write_text(TEXT.replace("length = 16", f'length = 16\ntokenizer = "{new}/v.model"'))
     (new / "tokenizer.model").write_text("mine")
     begin = ["train", new / "mine.toml", "--out", new, "--resume", "--set", "train.warmup=6"]
-    assert f"{new}: holds 'tokenizer.model', which the run would write over" in refused(*begin, cwd=place)
+    assert f"{new}: holds 'tokenizer.model', which would be overwritten" in refused(*begin, cwd=place)
     (new / "tokenizer.model").unlink()
     with open(new / "slurm-1.out", "w") as log:
         subprocess.run([str(BINARY), *map(str, begin)], cwd=place, env=ENVIRONMENT, stdout=log, stderr=log, check=True)
@@ -281,6 +304,26 @@ def test_a_killed_process_blocks_nobody(place, tmp_path):
     step = max(int(p.name[5:]) for p in (run / "checkpoints").glob("step-*"))
     headloom("train", run, "--resume", "--set", f"train.steps={step + 2}", cwd=place)
     assert not (run / ".headloom.lock").exists()
+
+
+def test_what_is_printed_goes_into_no_file_of_the_run(place, tmp_path):
+    """Where standard error is closed, its number would be that of the lock."""
+    run = tmp_path / "run"
+    command = [BINARY, "train", "long.toml", "--out", run, "--set", "train.steps=100000"]
+    process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.close(2))
+    wait_for(lambda: bool(list(run.glob("metrics.jsonl"))), process)
+    assert f"process {process.pid} " in refused("train", run, "--resume", cwd=place, code=1)
+    process.kill()
+    process.wait()
+
+
+def test_an_interrupted_text_is_told(place):
+    command = [BINARY, "generate", "runs/text", "--prompt", "The", "--tokens", "1000000"]
+    process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.read(20).startswith(b"The")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and said.endswith(b"headloom: interrupted; the text is not complete.\n")
 
 
 def test_two_processes_do_not_share_a_comparison(tmp_path):
@@ -327,7 +370,7 @@ def test_a_comparison_grows(tmp_path):
     out = tmp_path / "runs/small"
     before = (out / "runs/copy/talking/seed-2/metrics.jsonl").stat().st_mtime_ns
     done = headloom("compare", "small.toml", "--set", "seeds=[2, 3]", "--set", "title=New", "--json", cwd=tmp_path)
-    assert "2 of the 4 runs are there already" in done.stderr
+    assert "2 of the 4 runs exist already: finished ones are kept, others are resumed" in done.stderr
     left_out = [line for line in done.stderr.splitlines() if "left out of the report" in line]
     assert len(left_out) == 1 and left_out[0].startswith("2 runs in runs/small are of other models")
     assert " runs/copy/mha/seed-1, runs/copy/talking/seed-1" in left_out[0]
@@ -358,7 +401,7 @@ def test_the_report_says_how_to_repeat_it(tmp_path):
     assert words.split("\0")[:-1] == expected == shlex.split(result["command"])
     again = headloom(*words.split("\0")[1:-1], "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["title"] == result["title"] == "it's $HOME `x` \\ done"
-    assert "2 of the 2 runs are there already" in again.stderr
+    assert "2 of the 2 runs exist already" in again.stderr
 
 
 def test_eval_reads_all_of_a_text_of_ones_own(place, tmp_path):

@@ -210,14 +210,27 @@ def test_serve_forgets_as_told(place):
     assert "The quick" + answer["choices"][0]["text"] + "\n" == written.stdout
 
 
+def headloom_model(run):
+    import headloom
+
+    return headloom.load(run)
+
+
 def test_scores_do_not_change_what_attention_forgets(place):
     """Of a large vocabulary the scores of few positions are held at a time."""
-    (place / "wide.toml").write_text(ATTENTION.replace("width = 32", "width = 8\nvocabulary = 300000") + TASK.replace("60", "1"))
+    wide = ATTENTION.replace("width = 32", "width = 8\nmax_length = 128\nvocabulary = 300000")
+    (place / "wide.toml").write_text(wide + TASK.replace("60", "1"))
     headloom("train", "wide.toml", "--out", "wide", cwd=place)
     with serving("wide", place, "--cache", "window:4") as server:
         body = {"prompt": CORPUS * 3, "max_tokens": 5, "seed": 1, "logprobs": 0}
         plain, echoed = (server.complete(**body, echo=echo)["choices"][0]["logprobs"] for echo in (False, True))
-    assert echoed["tokens"][-5:] == plain["tokens"] and echoed["token_logprobs"][-5:] == plain["token_logprobs"]
+    assert echoed["tokens"][-5:] == plain["tokens"] and echoed["token_logprobs"][-5:] == pytest.approx(plain["token_logprobs"], abs=1e-5)
+    prompt = torch.tensor([list((CORPUS * 3).encode()[:100])])
+    with serving("wide", place) as server:
+        echoed = server.complete(prompt=prompt[0].tolist(), max_tokens=0, logprobs=0, echo=True)["choices"][0]["logprobs"]
+    with torch.no_grad():
+        expected = headloom_model(place / "wide")(prompt)[0, :-1].log_softmax(-1).gather(-1, prompt[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(echoed["token_logprobs"][1:]), expected, atol=1e-4, rtol=0)
 
 
 def test_loading_leaves_no_workers(place, monkeypatch):
@@ -475,7 +488,7 @@ def test_the_end_lets_what_was_begun_finish(place, number):
             server.wait_for(running=1, waiting=1)
             server.process.send_signal(number)
             said = server.process.stderr.readline()
-            assert said == "headloom: ending when the 2 texts in progress are done; once more ends at once.\n"
+            assert said == "headloom: ending when the 2 texts in progress are done; press Ctrl-C again to stop at once.\n"
             for _ in range(1000):
                 assert "text" in next(stream)["choices"][0]
             stream.close()
@@ -508,7 +521,7 @@ def test_a_second_interrupt_ends_at_once(place):
             server.wait_for(running=1, waiting=0)
             server.process.send_signal(signal.SIGINT)
             said = server.process.stderr.readline()
-            assert said == "headloom: ending when the text in progress is done; once more ends at once.\n"
+            assert said == "headloom: ending when the text in progress is done; press Ctrl-C again to stop at once.\n"
             time.sleep(0.8)  # what comes within half a second is the same request
             assert server.end() == -signal.SIGINT
 

@@ -80,6 +80,8 @@ def test_run_takes_paths_as_they_are_seen_from_where_it_is_given(tmp_path):
     assert run("--out", "/o")[-2:] == ["--out", "/o"]
     assert f'tasks.0.task.paths=["{here}/a \\"text\\".txt"]' in run("--text", 'a "text".txt')
     assert "runs/quickstart-here" in run("--text", ".")
+    for given in [["--text", ".", "--out", "o"], ["--out=o", "--text", "."]]:
+        assert run(*given).count("--out") == 1 and str(here / "o") in run(*given)
     for other in ['tasks = [{ task = { type = "text", paths = ["text"] } }]\n', '[[tasks]]\ntask = { type = "text", paths = ["mine"] }\n']:
         (here / "mine.toml").write_text(other)
         assert not any("tasks." in word for word in run("mine.toml"))

@@ -34,8 +34,8 @@ def adamw(model):
 
 
 def step(model, optimizer, number, rank=0, size=1, run=None):
-    """The mean loss of one of the parts of a batch of four; `run` makes the scores."""
-    tokens = torch.randint(32, (4, 13), generator=torch.Generator().manual_seed(number)).chunk(size)[rank]
+    """The mean loss of one of the parts of a batch of six; `run` makes the scores."""
+    tokens = torch.randint(32, (6, 13), generator=torch.Generator().manual_seed(number)).chunk(size)[rank]
     scores = (run or model)(tokens[:, :-1])
     loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
     optimizer.zero_grad()
@@ -61,25 +61,26 @@ def refusal(call):
 
 
 def as_rank(folder):
-    """What each of the two processes does."""
+    """What each of two processes does, or of three, which go on from the checkpoint of the two."""
     folder = pathlib.Path(folder)
     dist.init_process_group("gloo")
-    rank, found = dist.get_rank(), {}
+    rank, size, found = dist.get_rank(), dist.get_world_size(), {}
 
     model = new(0)
     optimizer, replica = adamw(model), DistributedDataParallel(model)
     for number in range(4):
-        step(model, optimizer, number, rank, 2, replica)
+        step(model, optimizer, number, rank, size, replica)
     found["ddp"] = whole(model)
 
     model = fully_shard(new(0))
     register_fsdp_forward_method(model, "loss")
     optimizer = adamw(model)
     for number in range(2):
-        step(model, optimizer, number, rank, 2)
-    dcp.save(dict(zip(["model", "optimizer"], get_state_dict(model, optimizer), strict=True)), checkpoint_id=folder / "dcp")
+        step(model, optimizer, number, rank, size)
+    if size == 2:
+        dcp.save(dict(zip(["model", "optimizer"], get_state_dict(model, optimizer), strict=True)), checkpoint_id=folder / "dcp")
     for number in range(2, 4):
-        step(model, optimizer, number, rank, 2)
+        step(model, optimizer, number, rank, size)
     found["fsdp"] = whole(model)
     tokens = torch.arange(12).unsqueeze(0)
     with torch.no_grad():
@@ -96,11 +97,11 @@ def as_rank(folder):
     dcp.load(state, checkpoint_id=folder / "dcp")
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for number in range(2, 4):
-        step(model, optimizer, number, rank, 2)
+        step(model, optimizer, number, rank, size)
     found["resumed"] = whole(model)
 
-    found["biases"] = biases_of_rank(rank)
-    torch.save(found, folder / f"found-{rank}.pt")
+    found["biases"] = biases_of_rank(rank) if size == 2 else {}
+    torch.save(found, folder / f"found-{rank}-of-{size}.pt")
     dist.barrier()
 
 
@@ -122,8 +123,9 @@ def biases_of_rank(rank):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    said_by_ranks(__file__, folder)
-    return folder, torch.load(folder / "found-0.pt")
+    for ranks in (2, 3):
+        said_by_ranks(__file__, folder, ranks=ranks)
+    return folder, *(torch.load(folder / f"found-0-of-{ranks}.pt") for ranks in (2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +139,10 @@ def alone():
     return model, states
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_two_processes_learn_what_one_does(found, alone, way):
-    torch.testing.assert_close(found[1][way], alone[1][3], atol=2e-4, rtol=0)
+@pytest.mark.parametrize("place", [1, 2], ids=["two", "three"])
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "resumed"])
+def test_processes_learn_what_one_does(found, alone, way, place):
+    torch.testing.assert_close(found[place][way], alone[1][3], atol=2e-4, rtol=0)
 
 
 def test_a_sharded_model_has_its_loss(found, alone):
@@ -173,4 +176,4 @@ def test_one_process_reads_a_sharded_checkpoint(found, alone):
 def test_ranks_of_plain_ddp_have_the_biases_of_one_process_on_the_joint_batch(found):
     one = trained(experts())
     for rank in range(2):
-        same(torch.load(found[0] / f"found-{rank}.pt")["biases"], one)
+        same(torch.load(found[0] / f"found-{rank}-of-2.pt")["biases"], one)

@@ -217,6 +217,7 @@ def test_equal_to_the_tokenizers_package(kind, tmp_path):
     tokenizer.save(str(path))
     rng = random.Random(kind)
     texts = ["", " ", *TEXT, "word " * 300, *(text_of(rng) for _ in range(1500))]
+    texts.append("\n".join(TEXT) * (100_000 // len("\n".join(TEXT))))  # normalizers take it in several parts
     for text, ours in zip(texts, tokenize(path, texts), strict=True):
         theirs = tokenizer.encode(text, add_special_tokens=False).ids
         assert ours["tokens"] == theirs, repr(text)
@@ -286,6 +287,13 @@ def test_what_is_not_read_is_named(tmp_path):
     assert "not in its vocabulary" in refused(path, with_model(merges=["qq zz"]))
     assert "merge 0" in refused(path, with_model(merges=["abc"]))
     assert "id 4000000000" in refused(path, with_model(vocab={"a": 4000000000}))
+    # What one entry claims gives no room to the next.
+    claimed = [{"id": 65_000 * (i + 1), "content": f"<{i}>", "special": True} for i in range(4)]
+    assert "id 130000" in refused(path, with_(added_tokens=claimed))
+    steps = {"type": "Sequence", "pretokenizers": [{"type": "Digits"}] * 1000 + [{"type": "ByteLevel"}]}
+    assert "more than 64 steps" in refused(path, with_(pre_tokenizer=steps))
+    split = {"type": "Split", "pattern": {"Regex": r"(?=\u00e9)\C|"}, "behavior": "Isolated", "invert": False}
+    assert r"\C" in refused(path, with_(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]}))
     assert "'model.vocab' is 3, expected a table." in refused(path, with_model(vocab=3))
     assert "'model.merges' is missing, expected a list." in refused(path, with_model(merges=None))
     assert "merge 0 is no pair" in refused(path, with_model(merges=[[1, 2]]))

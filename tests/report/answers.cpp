@@ -51,12 +51,13 @@ TEST(Answer, SaysWhichDifferenceIsStillPossible) {
   EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kNoDifference);
   // scipy.stats.ttest_rel: -0.01, 95% interval -0.0780 to 0.0580
   EXPECT_EQ(answer_of(c),
-            "On text, no difference to the baseline `mha` (1.940 ± 0.039) is found for `dcmha` "
+            "On text, no difference from the baseline `mha` (1.940 ± 0.039) is found for `dcmha` "
             "(1.930 ± 0.039, at most 0.078 apart).");
   EXPECT_EQ(advice(c),
-            "For text and this budget, `mha` and `dcmha` are not separated (a difference to the "
-            "baseline of up to 0.078 is still possible), so that the cheapest may be taken. The "
-            "ranges of their training speeds overlap, so speed does not decide either.");
+            "For text and this budget, `mha` and `dcmha` are not separated (a difference from the "
+            "baseline of up to 0.078 is still possible), so take the cheapest. "
+            "Their training speeds were not measured apart from the runs, so none is called the "
+            "fastest.");
 }
 
 TEST(Answer, ModelsOnUnequalTermsAreNotRecommendedForATie) {
@@ -70,7 +71,7 @@ TEST(Answer, ModelsOnUnequalTermsAreNotRecommendedForATie) {
       << answer_of(c);
   EXPECT_EQ(advice(c),
             "For text and this budget, nothing is recommended, because `mha` and `dcmha` are not "
-            "separated (a difference to the baseline of up to 0.078 is still possible) and not "
+            "separated (a difference from the baseline of up to 0.078 is still possible) and not "
             "compared on equal terms.");
 }
 
@@ -85,8 +86,14 @@ TEST(Answer, NamesThoseThatTrainFastest) {
   Comparison c = small({{"mha", five(1.94, 0.02)},
                         {"dcmha", five(1.93, 0.02, 2)},
                         {"talking_heads", five(1.935, 0.02, 3)}});
-  for (auto& run : c.runs) {
-    if (run.model == "dcmha") run.tokens_per_second = 20000;
+  EXPECT_TRUE(
+      advice(c).ends_with(" Their training speeds were not measured apart from the runs, so none "
+                          "is called the fastest."))
+      << advice(c);
+  for (const auto& [model, speed] : {std::pair("mha", 30000.0), std::pair("dcmha", 20000.0),
+                                     std::pair("talking_heads", 30001.0)}) {
+    c.speeds.push_back(
+        {.model = model, .task = "text", .train_tokens_per_second = {speed, speed + 2}});
   }
   EXPECT_NE(advice(c).find("`mha` and `talking_heads` train fastest; the ranges of their speeds "
                            "overlap."),
@@ -166,7 +173,7 @@ TEST(Answer, TheEvaluationsErrorWidensTheInterval) {
   EXPECT_EQ(against_baseline(c, "dcmha"), Relation::kNoDifference);
   EXPECT_EQ(summarize(c).limits.find("sampling error"), std::string::npos);
   c.runs[0].points.back().quality_error = kUnknown;
-  EXPECT_NE(summarize(c).limits.find("sampling error of the held-out data is not known"),
+  EXPECT_NE(summarize(c).limits.find("sampling error of the held-out data is unknown"),
             std::string::npos);
 }
 
@@ -209,7 +216,7 @@ TEST(Answer, IdenticalResultsAreSaidToBeSo) {
     for (int i = 0; i < 8; ++i) end.quality_parts.push_back(end.quality + 0.1 * i);
   }
   EXPECT_EQ(answer_of(c),
-            "On text, no difference to the baseline `mha` (1.940 ± 0.196) is found for `twin` "
+            "On text, no difference from the baseline `mha` (1.940 ± 0.196) is found for `twin` "
             "(1.940 ± 0.196, the same at every seed).");
 }
 
@@ -321,7 +328,7 @@ TEST(Answer, SeveralCanBeBetterWithoutABest) {
       << answer;
   EXPECT_NE(answer.find("`bad` is worse than the baseline `mha`, by 0.560"), std::string::npos);
   EXPECT_NE(
-      answer.find(" No difference to the baseline `mha` (1.940 ± 0.010) is found for `same` ("),
+      answer.find(" No difference from the baseline `mha` (1.940 ± 0.010) is found for `same` ("),
       std::string::npos)
       << answer;
   EXPECT_NE(answer.find("Which model is the best of all is not shown."), std::string::npos);
@@ -486,9 +493,9 @@ TEST(Answer, ASmallDifferenceOfSharesKeepsItsDigits) {
 std::string advice_at(const std::map<std::string, std::pair<double, double>>& speeds) {
   Comparison c =
       small({{"mha", five(1.94, 0.02)}, {"a", five(1.93, 0.02, 2)}, {"b", five(1.94, 0.02, 1)}});
-  for (auto& run : c.runs) {
-    const auto& [low, high] = speeds.at(run.model);
-    run.tokens_per_second = run.seed == 0 ? low : high;
+  for (const auto& [model, range] : speeds) {
+    c.speeds.push_back(
+        {.model = model, .task = "text", .train_tokens_per_second = {range.first, range.second}});
   }
   return advice(c);
 }
@@ -496,8 +503,8 @@ std::string advice_at(const std::map<std::string, std::pair<double, double>>& sp
 TEST(Answer, SpeedsThatOverlapInPairsAloneAreSaidSo) {
   const std::string said =
       advice_at({{"mha", {1000, 100000}}, {"a", {40000, 41000}}, {"b", {2000, 2100}}});
-  EXPECT_NE(said.find("No training speed is called the fastest: those of `a` and `b` overlap "
-                      "that of `mha`, but not all each other."),
+  EXPECT_NE(said.find("No training speed is called the fastest: each of `a` and `b` overlaps "
+                      "with `mha`, but not all overlap with each other."),
             std::string::npos)
       << said;
 }
@@ -619,8 +626,8 @@ TEST(Answer, LimitsSayWhereCurvesAreNotKnown) {
 TEST(Answer, LimitsComeFirst) {
   const std::string limits = summarize(quickstart()).limits;
   EXPECT_EQ(
-      limits.find("What limits this: the models are tiny (1.32M parameters); training is early "
-                  "(2.4M tokens are 1.8 a parameter"),
+      limits.find("What limits this: the models are tiny (1.32M parameters); training is short "
+                  "(2.4M tokens, 1.8 per parameter"),
       0u)
       << limits;
   EXPECT_NE(limits.find("no training option was swept"), std::string::npos);
@@ -689,7 +696,7 @@ TEST(ShownPage, LeavesOutModelsWithoutRunsWhereNothingIsPlanned) {
   EXPECT_FALSE(summary.tasks[0].rows[0].baseline);
   EXPECT_TRUE(summary.tasks[0].rows[1].baseline);
   EXPECT_EQ(to_text(c).find("mha"), std::string::npos);
-  EXPECT_EQ(to_html(c).find("Difference to <code>mha"), std::string::npos);
+  EXPECT_EQ(to_html(c).find("Difference from <code>mha"), std::string::npos);
 }
 
 TEST(Trend, ComparesTheEndWithThreeQuarters) {

@@ -620,6 +620,19 @@ TEST(Report, SaysWhereALineLeavesTheFigure) {
   }
 }
 
+TEST(Report, SaysWhereABandLeavesTheFigure) {
+  const std::string svg =
+      draw(LineChart{.title = "t",
+                     .description = "d",
+                     .x = make_axis("x", Unit::kPlain, 0, 4),
+                     .y = make_axis("y", Unit::kPlain, -1, 1),
+                     .lines = {{.label = "m",
+                                .points = {{.x = 0, .y = 0.5, .low = 0.2, .high = 3},
+                                           {.x = 1, .y = 0.4, .low = 0.3, .high = 0.5}}}}});
+  EXPECT_NE(svg.find("the band of m reaches above the figure, to 3"), std::string::npos);
+  EXPECT_EQ(svg.find("below the figure"), std::string::npos);
+}
+
 TEST(Report, ShortLogarithmicAxesHaveNumbers) {
   EXPECT_GE(make_axis("state", Unit::kCount, 2.5e6, 3.6e6, true).ticks().size(), 2u);
   EXPECT_EQ(make_axis("state", Unit::kCount, 1, 10, true).ticks(),

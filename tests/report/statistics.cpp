@@ -138,6 +138,18 @@ TEST(Seeds, AsManyAsThePowerFormulaAsksFor) {
   EXPECT_EQ(needed(1, 100, 0), -1);
   EXPECT_EQ(needed(1, 0.1, 0.5), -1);
   EXPECT_EQ(needed(0, 1, 0), -1);
+  // An error of the evaluation that few parts of the data tell of.
+  const auto of_few_parts = [](double s, double error) {
+    return seeds_needed({.count = 3,
+                         .mean = 1,
+                         .deviation = s,
+                         .shared_error = error,
+                         .shared_df = 7,
+                         .half_width = 0},
+                        5);
+  };
+  EXPECT_EQ(of_few_parts(1, 0.2), 27);
+  EXPECT_EQ(of_few_parts(0.5, 0.25), 27);
 }
 
 TEST(Holm, IsStatsmodels) {

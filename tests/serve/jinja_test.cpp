@@ -57,6 +57,20 @@ TEST(Jinja, ErrorsNameTheLineAndWhatStandsThere) {
   }
 }
 
+// What a loop is to its body may be kept, and may hold what was kept before, or itself.
+TEST(Jinja, LoopsThatHoldEachOtherGoAway) {
+  const std::string chain =
+      "{% set ns = namespace(p=1) %}{% for i in range(COUNT) %}{% for x in [ns.p, 1] %}"
+      "{% set ns.p = loop %}{% endfor %}{% endfor %}{{ ns.p.index }}";
+  const auto of = [&](const std::string& count) {
+    return std::string(chain).replace(chain.find("COUNT"), 5, count);
+  };
+  EXPECT_EQ(rendered(of("1000")), "2");
+  EXPECT_TRUE(contains(message_of<jinja::TemplateError>([&] { rendered(of("100000")); }),
+                       "67108864 bytes"));
+  EXPECT_EQ(rendered("{% for x in [1, 2] %}{{ loop.changed(loop) }}{% endfor %}"), "TrueTrue");
+}
+
 // Whatever bytes a template has: it is rendered or refused.
 TEST(Jinja, NoTemplateBreaksIt) {
   std::mt19937 random(5);

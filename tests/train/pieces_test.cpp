@@ -35,6 +35,20 @@ TEST(Pieces, TheLossIsTheWholes) {
   }
 }
 
+// The scores of 128 targets are more than are held at a time.
+TEST(Evaluate, ALargeVocabularyIsScoredSomePositionsAtATime) {
+  Node node = tiny_run("steps = 1");
+  apply_override(node, "task.symbols=300000");
+  apply_override(node, "task.count=8");
+  RunConfig config = read_run_config(node);
+  const auto task = config.build_task();
+  const auto model = built(config, *task);
+  const Evaluation together = evaluate(*model, *task, 16, 16),
+                   alone = evaluate(*model, *task, 16, 1);
+  EXPECT_NEAR(together.loss, alone.loss, 1e-5 * alone.loss);
+  EXPECT_EQ(together.accuracy, alone.accuracy);
+}
+
 TEST(Pieces, UnderACachePolicy) {
   RunConfig config = read_run_config(tiny_run("steps = 1"));
   const auto task = config.build_task();

@@ -149,12 +149,11 @@ TEST_F(Resume, OfAFinishedRunChangesNothing) {
 TEST_F(Resume, ARunThatItsAccuracyHasEndedGoesOnWithoutItAlone) {
   const auto easy = [](const std::string& more) {
     Node config = tiny_run("steps = 20\neval_every = 10" + more);
-    for (const char* change : {"task.symbols=2", "task.count=1", "train.lr=3e-2"}) {
-      apply_override(config, change);
-    }
+    // A guess is right half of the time.
+    apply_override(config, "task={type=\"induction\", vocabulary=3, length=8, eval_sequences=64}");
     return config;
   };
-  const Node early = easy("\nstop_accuracy = 0.5");
+  const Node early = easy("\nstop_accuracy = 0.2");
   const std::string run = folder_.path("early");
   ASSERT_EQ(train_quietly(early, {.folder = run}).step, 10);
   const std::string before = bytes_of(run + "/config.toml");
@@ -162,7 +161,7 @@ TEST_F(Resume, ARunThatItsAccuracyHasEndedGoesOnWithoutItAlone) {
   apply_override(longer, "train.steps=30");
   EXPECT_EQ(message_of<UsageError>([&] { train_quietly(longer, {.folder = run, .resume = true}); }),
             run +
-                ": at step 10 it has reached 'train.stop_accuracy' = 0.5, which leaves nothing to "
+                ": at step 10 it has reached 'train.stop_accuracy' = 0.2, which leaves nothing to "
                 "train, expected a higher one or none.");
   EXPECT_EQ(bytes_of(run + "/config.toml"), before);
   EXPECT_EQ(train_quietly(easy(""), {.folder = run, .resume = true}).step, 20);

@@ -329,7 +329,7 @@ TEST(From, RefusesOtherWeightsInTheSamePlace) {
   folder.write("mine/origin.json", "{}");
   EXPECT_TRUE(contains(message_of<UsageError>(
                            [&] { train_quietly(tiny_run(kTen), {.folder = folder.path("mine")}); }),
-                       "holds 'origin.json', which the run would write over"));
+                       "holds 'origin.json', which would be overwritten"));
 }
 
 TEST(From, TakesTheModelThatTheWeightsAreOf) {

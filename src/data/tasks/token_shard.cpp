@@ -108,6 +108,8 @@ class TokenShard final : public Task {
               options.path,
               ": is both 'path' and 'held_out_path', expected other data to hold out.");
       parts = {tokens, read_shard(*options.held_out_path, options.vocabulary)};
+      require(!at::equal(parts.first, parts.second), options.path,
+              ": holds the same tokens as 'held_out_path', expected other data to hold out.");
     } else {
       const auto wanted =
           static_cast<int64_t>(options.held_out * static_cast<double>(tokens.size(0)));

@@ -1,6 +1,6 @@
 #include "serve/jinja/parser.h"
 
-#include <charconv>
+#include "core/parse_number.h"
 
 namespace headloom::jinja {
 
@@ -127,18 +127,16 @@ ExpressionPtr ExpressionParser::primary() {
     return constant(std::move(text));
   }
   if (token.kind == Kind::integer) {
-    int64_t number = 0;
-    const char* const end = token.value.data() + token.value.size();
-    const auto [stop, error] = std::from_chars(token.value.data(), end, number);
-    if (error != std::errc() || stop != end) wrong("the integer " + token.value + " is too large");
+    const auto number = parse_number<int64_t>(token.value);
+    if (!number) wrong("the integer " + token.value + " is too large");
     take();
-    return constant(number);
+    return constant(*number);
   }
   if (token.kind == Kind::real) {
+    const auto number = parse_number<double>(token.value);
+    if (!number) wrong("the number " + token.value + " is beyond what 64 bits hold");
     take();
-    double number = 0;
-    std::from_chars(token.value.data(), token.value.data() + token.value.size(), number);
-    return constant(number);
+    return constant(*number);
   }
   if (skip_symbol("(")) {
     ExpressionPtr out;

@@ -1,9 +1,9 @@
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
+#include "core/parse_number.h"
 #include "serve/jinja/builtins.h"
 #include "serve/jinja/text.h"
 
@@ -31,11 +31,8 @@ Value generator(std::vector<Value> items) {
 Value by_path(Value value, const Value& path, Budget& budget) {
   if (path.is_integer()) return item_of(value, path, budget);
   for (const std::string& name : split(path.text(), ".", -1, false)) {
-    int64_t number = 0;
-    const char* const end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(name.data(), end, number);
-    value = error == std::errc() && stop == end ? item_of(value, number, budget)
-                                                : item_of(value, name, budget);
+    const auto number = parse_number<int64_t>(name);
+    value = number ? item_of(value, *number, budget) : item_of(value, name, budget);
   }
   return value;
 }
@@ -184,17 +181,14 @@ Value summed(const Value& value, Taken& taken, Budget& budget) {
 // As Python's int() and float() read texts; undefined where they would not.
 Value number_in(std::string_view text, bool integer) {
   const std::string bare = stripped(text, "", true, true);
-  const char* first = bare.data();
-  const char* const end = first + bare.size();
-  if (first != end && *first == '+') ++first;
+  const bool plus = bare.starts_with('+') && !bare.starts_with("+-");
+  const std::string_view number = std::string_view(bare).substr(plus ? 1 : 0);
   if (integer) {
-    int64_t number = 0;
-    const auto [stop, error] = std::from_chars(first, end, number);
-    return error == std::errc() && stop == end && first != end ? Value(number) : Value();
+    const auto whole = parse_number<int64_t>(number);
+    return whole ? Value(*whole) : Value();
   }
-  double number = 0;
-  const auto [stop, error] = std::from_chars(first, end, number);
-  return error == std::errc() && stop == end && first != end ? Value(number) : Value();
+  const auto real = parse_number<double>(number);
+  return real ? Value(*real) : Value();
 }
 
 Value to_integer(const Value& value, Taken& taken, Budget&) {

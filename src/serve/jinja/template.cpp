@@ -7,6 +7,7 @@ namespace headloom::jinja {
 namespace {
 
 constexpr int kDeepestCall = 1000;  // of evaluation: a macro may call itself
+constexpr size_t kLoopBytes = 1024;  // about what the attributes of a loop take
 constexpr size_t kMostSource = size_t{1} << 20;
 
 struct Scope {
@@ -172,10 +173,18 @@ class Renderer {
     const auto asked = std::make_shared<Value>(Undefined{});
     for (size_t i = 0; i < items.size(); ++i) {
       budget_.step();
-      const Inner inner(*this);
-      scope_->names.set("loop", loop_value(items, i, asked));
-      assign(s.names, items[i]);
-      const Flow flow = execute(s.body);
+      const auto space = loop_space(items, i, asked);
+      Flow flow = Flow::on;
+      {
+        const Inner inner(*this);
+        scope_->names.set("loop", space);
+        assign(s.names, items[i]);
+        flow = execute(s.body);
+      }
+      if (space.use_count() > 1) {  // something holds it, which it may hold itself
+        budget_.make(kLoopBytes);
+        spaces_.push_back(space);
+      }
       if (flow == Flow::leave) break;
     }
     if (items.empty()) {
@@ -186,8 +195,8 @@ class Renderer {
   }
 
   // `before` is what loop.changed() was last asked about.
-  Value loop_value(const std::vector<Value>& items, size_t i,
-                   const std::shared_ptr<Value>& before) {
+  std::shared_ptr<Namespace> loop_space(const std::vector<Value>& items, size_t i,
+                                        const std::shared_ptr<Value>& before) {
     const auto at = static_cast<int64_t>(i), count = static_cast<int64_t>(items.size());
     auto space = std::make_shared<Namespace>();  // its attributes hide no method
     auto& names = space->attributes.items;
