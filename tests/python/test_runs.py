@@ -102,7 +102,7 @@ def test_plain_attention_goes_on_as_dcmha(place, tmp_path):
     message = refused("train", "text.toml", "--from", "runs/text", *change, "--set", "model.layer.0.mixer.heads=4", *other, cwd=place)
     assert "'model.layer.0.mixer.heads' = 2" in message and "'model.layer.0.mixer.heads' = 4" in message
     message = refused("train", "text.toml", "--from", tmp_path / "run", *other, cwd=place)
-    assert "'model.layer.0.mixer.type' = \"dcmha\"" in message
+    assert "'model.layer.0.mixer.type' = 'dcmha'" in message
 
 
 def test_an_imported_checkpoint_is_tuned(place, tmp_path):
