@@ -6,7 +6,7 @@
 
 torch_requirement="torch==2.13.0"   # installed where no PyTorch of at least torch_minimum is found
 torch_minimum="2.11"
-python_requirements=(numpy safetensors pytest pytest-xdist transformers mypy distributed tensorboard)
+python_requirements=(numpy safetensors pytest pytest-xdist transformers mypy)
 apt_packages=(g++ cmake ninja-build ccache pkg-config libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libgtest-dev
   libcpp-httplib-dev libpng-dev libjpeg-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev)
 
@@ -177,6 +177,13 @@ set_up_python() {
     echo ".venv is installed, but has no PyTorch of $torch_minimum or newer with ${python_requirements[*]}." >&2
     return 1
   }
+}
+
+# What some tests need and nothing else does. Where .venv is not ours they are skipped, with a reason.
+set_up_tests() {
+  "$python" -c 'import distributed, tensorboard' 2>/dev/null || [[ ! -e .venv/headloom ]] ||
+    step "install distributed tensorboard into .venv (pip)" quiet \
+      "$python" -m pip install --progress-bar off distributed tensorboard
 }
 
 set_up() {

@@ -564,7 +564,7 @@ class Model(FunctionalModule):
         Parameters are stored as float32, with the tokenizer beside them.
 
         Raises:
-            ValueError: there is a run already.
+            ValueError: the folder holds a run or another model already.
         """
         name = "" if self.tokenizer is None or self.tokenizer.name == "bytes" else self.tokenizer.name
         torch.ops.headloom.save(os.fspath(folder), self.spec, self._tensors(), name)

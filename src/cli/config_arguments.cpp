@@ -84,7 +84,8 @@ std::string place_to_go_on(const std::string& path) {
   const bool stored = file.filename() == "config.toml" &&
                       (is_there((file.parent_path() / "metrics.jsonl").string()) ||
                        is_there((file.parent_path() / "comparison.json").string()));
-  return shell_word(stored ? file.parent_path().string() : path);
+  const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
+  return shell_word(stored ? folder : path);
 }
 
 }  // namespace

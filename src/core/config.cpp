@@ -204,7 +204,12 @@ size_t end_of_string(std::string_view text, size_t at) {
     if (quote == '"' && text[i] == '\\') {
       ++i;
     } else if (text.substr(i, close.size()) == close) {
-      return i + close.size();
+      size_t end = i + close.size();
+      // Up to two quotes may stand right before the three that close.
+      for (int more = 0; long_one && more < 2 && end < text.size() && text[end] == quote; ++more) {
+        ++end;
+      }
+      return end;
     }
   }
   return text.size();

@@ -1,6 +1,7 @@
 #include "core/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -48,12 +49,32 @@ void check_output_file(const std::string& path) {
   if (!fs::is_directory(folder, error)) fail(path, ": there is no folder ", folder, ".");
 }
 
+namespace {
+
+// Opens the file, empty, for this process alone: another one that writes it is waited for. -1 where
+// the system refuses.
+int open_alone(const std::string& path) {
+  while (true) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return fd;
+    while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    struct stat opened{}, there{};
+    const bool same = ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &there) == 0 &&
+                      opened.st_dev == there.st_dev && opened.st_ino == there.st_ino;
+    if (same && ::ftruncate(fd, 0) == 0) return fd;
+    ::close(fd);  // the other one has renamed it meanwhile
+    if (same) return -1;
+  }
+}
+
+}  // namespace
+
 void write_file(const std::string& name, const std::function<void(const Sink&)>& produce) {
   check_output_file(name);
   const std::string path = target_of(name);
-  // Another process may write the same file. The last one wins, with a whole file.
-  const std::string temporary = str(path, ".", ::getpid(), ".tmp");
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const std::string temporary = path + ".tmp";
+  const int fd = open_alone(temporary);
   if (fd < 0) cannot_write(path, system_reason());
   struct stat before{};  // of a file that is replaced, whose readers and writers stay the same
   if (::stat(path.c_str(), &before) == 0) ::fchmod(fd, before.st_mode & 07777);
@@ -69,17 +90,13 @@ void write_file(const std::string& name, const std::function<void(const Sink&)>&
       }
     });
     if (::fsync(fd) != 0) cannot_write(path, system_reason());
+    if (::rename(temporary.c_str(), path.c_str()) != 0) cannot_write(path, system_reason());
   } catch (...) {
-    ::close(fd);
     ::unlink(temporary.c_str());
+    ::close(fd);
     throw;
   }
   ::close(fd);
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const std::string why = system_reason();
-    ::unlink(temporary.c_str());
-    cannot_write(path, why);
-  }
   sync_file(folder_of(path));
 }
 

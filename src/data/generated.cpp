@@ -112,10 +112,10 @@ void GeneratedTask::limit_examples(int64_t examples, bool in_order) {
   }
 }
 
-bool GeneratedTask::halves_are_apart() const {
+bool GeneratedTask::halves_are_apart(int64_t end) const {
   const std::lock_guard lock(mutex_);
-  know_halves(eval_sequences_);
-  return same_halves_from_ == eval_sequences_;
+  know_halves(end);
+  return same_halves_from_ >= end;
 }
 
 void GeneratedTask::know_halves(int64_t end) const {
@@ -128,7 +128,14 @@ Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
   std::unique_lock lock(mutex_, std::defer_lock);
   if (held_out) {
     lock.lock();
-    know_halves(number + 1);
+    know_halves(number);
+    if (number == known_ && number < same_halves_from_) {  // most are asked for in order
+      if (std::optional<Sample> sample = drawn(true, number)) {
+        ++known_;
+        return *std::move(sample);
+      }
+      same_halves_from_ = number;
+    }
   }
   if (std::optional<Sample> sample = drawn(held_out, number)) return *std::move(sample);
   usage_error("the options of this task (", describe(),

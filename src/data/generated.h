@@ -43,7 +43,7 @@ class GeneratedTask : public Task {
   int64_t length() const final { return length_; }
   int64_t eval_sequences() const final { return eval_sequences_; }
   Batch train_batch(int64_t index, int64_t batch_size) const final;
-  bool halves_are_apart() const final;
+  bool halves_are_apart(int64_t end) const final;
   Batch eval_batch(int64_t first, int64_t count) const final;
   std::vector<int64_t> encode(std::string_view text) const override;
   std::string decode(const std::vector<int64_t>& tokens) const override;

@@ -123,8 +123,11 @@ class Task {
   // Held-out sequences of several kinds come in turn: so many in a row have as many of each kind,
   // also in each half of them (is_test()).
   virtual int64_t eval_group() const { return 1; }
-  // Whether no held-out sequence is in both halves.
-  virtual bool halves_are_apart() const { return true; }
+  // Whether none of the held-out sequences before number `end` is in both halves.
+  virtual bool halves_are_apart(int64_t end) const {
+    (void)end;
+    return true;
+  }
   // Number of held-out sequences, at least 1.
   virtual int64_t eval_sequences() const = 0;
   // Held-out sequences [first, first + count), which must lie in [0, eval_sequences()). The first n

@@ -245,29 +245,37 @@ ImportedModel read_folder(const std::string& folder) {
   return result;
 }
 
+namespace {
+
+// Throws UsageError where a run cannot be put into `out`. What an import has left there that was
+// interrupted is no hindrance.
+void check_import(const std::string& out, const std::string* tokenizer) {
+  if (is_there(out + "/config.toml")) usage_error(out, ": already holds a run.");
+  const CheckpointStore store(out);
+  const std::vector<int64_t> steps = store.steps();
+  const bool begun = steps == std::vector<int64_t>{0} && store.has_weights_alone(0);
+  check_new_folder(out, tokenizer, /*again=*/begun || steps.empty());
+}
+
+}  // namespace
+
 void write_run(const std::string& out, const ModelConfig& model_config, const Model& model,
                const std::string& tokenizer, const std::vector<std::string>& labels) {
-  if (is_there(out + "/config.toml")) usage_error(out, ": already holds a run.");
+  check_import(out, tokenizer.empty() ? nullptr : &tokenizer);
   Node root;
   root.set("task", task_for(model_config, tokenizer, labels));
   RunConfig config = read_run_config(root);
   config.model = model_config;
-  const CheckpointStore store(out);
-  // What an import has left that was interrupted.
-  const bool done = store.steps() == std::vector<int64_t>{0} && store.has_weights_alone(0);
-  check_new_folder(out, tokenizer.empty() ? nullptr : &tokenizer,
-                   /*again=*/done || store.steps().empty());
   make_folders(out);
   if (!tokenizer.empty()) keep_tokenizer(out, tokenizer);
-  if (done) store.drop_after(-1);
+  const CheckpointStore store(out);
+  store.drop_after(-1);
   store.save_weights(model, {});
   write_file(out + "/config.toml", run_config_toml(config));
 }
 
 Converted import_folder(const std::string& folder, const std::string& out) {
-  if (is_there(out + "/config.toml")) {
-    usage_error(out, ": already holds a run; choose another folder with --out.");
-  }
+  check_import(out, nullptr);  // before it takes long
   const ImportedModel read = read_folder(folder);
   write_run(out, read.config.model, *read.model, read.tokenizer, read.labels);
   return {.family = read.family,

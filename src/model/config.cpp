@@ -205,6 +205,10 @@ std::optional<Difference> difference_of_weights(ModelConfig& before, ModelConfig
 ModelConfig adapted(ModelConfig& before, ModelConfig& after) {
   Node node = write_fields(before);
   const Node wanted = write_fields(after);
+  const auto defaults_of = [](const std::string& type) {
+    return write_fields(*make_spec(token_mixers(), "token mixer", type));
+  };
+  const Node plain = defaults_of("mha"), composed = defaults_of("dcmha");
   const auto is = [](const Node* mixer, const char* type) {
     return mixer != nullptr && std::get<std::string>(mixer->find("type")->value) == type;
   };
@@ -218,7 +222,9 @@ ModelConfig adapted(ModelConfig& before, ModelConfig& after) {
         const Node* const other = others->array()[i].find(role);
         if (!is(own, "mha") || !is(other, "dcmha")) continue;
         own->set("type", *other->find("type"));
-        *own = merged(*other, *own);
+        for (const auto& [key, value] : other->table()) {
+          if (composed.find(key) != nullptr && plain.find(key) == nullptr) own->set(key, value);
+        }
       }
     }
   }

@@ -255,9 +255,10 @@ std::string begun(const std::string& start, std::string sentences) {
 // Why the training speeds of the rows cannot be compared, as a sentence; "" where they can be, and
 // where a row has none.
 std::string why_speeds_are_not_comparable(const Rows& rows) {
+  const auto none = [](const Row* row) { return row->tokens_per_second.count == 0; };
+  if (std::any_of(rows.begin(), rows.end(), none)) return "";
   std::set<std::string> machines;
   for (const Row* row : rows) {
-    if (row->tokens_per_second.count == 0) return "";
     if (row->speed == nullptr || stat_of(row->speed->train_tokens_per_second).count == 0) {
       return " Their training speeds were not measured apart from the runs, so none is called the "
              "fastest.";

@@ -202,7 +202,7 @@ std::string draw_clipped(const Line& line, const Frame& f, std::vector<Reading>&
                  num(y), "l4 ", -7 * direction, "l4 ", 7 * direction, "Z\"/>");
       return Reading{f.px(p.x), y, line.style,
                      str(begins, direction > 0 ? "above" : "below", " the figure, ", preposition,
-                         formatted("%.4g", at))};
+                         value_text(f.y, at))};
     };
     if (std::none_of(line.points.begin(), line.points.end(), outside)) {
       const auto end = [&](const LinePoint& p) { return direction > 0 ? p.high : p.low; };

@@ -100,7 +100,7 @@ struct CompareOutcome {
 
 struct CompareControl {
   std::string folder;
-  bool fresh = false;                                        // remove the runs that are there
+  bool fresh = false;                                        // remove its runs first
   std::function<void(const CompareOutcome&)> progress = {};  // called first, then after each run
   int64_t jobs = 1;                                          // processes that train side by side
   // The command that calls train_planned() for a run, given its name; for more than one job.

@@ -300,19 +300,21 @@ std::vector<int64_t> sequence_numbers(const data::Task& task, Split split, int64
   return numbers;
 }
 
-void check_split(const data::Task& task, Split split) {
+void check_split(const data::Task& task, Split split, int64_t most) {
   const int64_t all = task.eval_sequences();
   if (split == Split::all) return;
-  if (all >= 2 && !task.halves_are_apart()) {
+  if (all < 2) {
+    usage_error(
+        "the task has ", counted(all, "held-out sequence"),
+        ", expected at least 2 where validation and test data are kept apart; give it more "
+        "data, or hold more of them out, and of a text shorter sequences (task.length) do too.");
+  }
+  // Of each two numbers one is in each half.
+  if (!task.halves_are_apart(std::min(all, 2 * sequences_read(task, split, most)))) {
     usage_error("the options of this task (", task.describe(),
                 ") allow too few different sequences to keep validation and test data apart; make "
                 "it larger.");
   }
-  if (all >= 2) return;
-  usage_error(
-      "the task has ", all, all == 1 ? " held-out sequence" : " held-out sequences",
-      ", expected at least 2 where validation and test data are kept apart; give it more "
-      "data, or hold more of them out, and of a text shorter sequences (task.length) do too.");
 }
 
 BatchLoss batch_loss(Model& model, const data::Batch& batch, AuxiliaryOutputs* auxiliary,
@@ -345,7 +347,7 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   Decoder* const decoder = pieces ? &reader(model) : nullptr;
   const bool training = model.is_training();
   const at::Device device = model.device();
-  check_split(task, split);
+  check_split(task, split, sequences);
   model.eval();
   const int64_t total = sequences_read(task, split, sequences);
   const ContextParallel* const among = model.config().context_parallel.get();

@@ -49,7 +49,7 @@ int64_t sequences_read(const data::Task& task, Split split, int64_t most);
 // Their numbers.
 std::vector<int64_t> sequence_numbers(const data::Task& task, Split split, int64_t most);
 // Throws UsageError where the task has too few held-out sequences for `split` and its counterpart.
-void check_split(const data::Task& task, Split split);
+void check_split(const data::Task& task, Split split, int64_t most);
 
 // Reading sequences piece by piece with a decoding state: memory grows with the length, not with
 // its square, or not at all under a policy.

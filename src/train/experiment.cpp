@@ -342,7 +342,7 @@ void Experiment::add_task(size_t t) {
   const data::Task& task = *tasks_.back();
   if (splits_) {
     try {
-      check_split(task, Split::validation);
+      check_split(task, Split::validation, run.train.eval_sequences);
     } catch (const UsageError& error) {
       usage_error("task '", config_.tasks[t].name, "': ", error.what());
     }
@@ -642,9 +642,10 @@ void Experiment::remove_runs() const {
   }
   for (const fs::path& run : runs) {
     fs::remove_all(run);
-    // MODEL, TASK and PART, where they are empty now.
-    for (fs::path parent = run.parent_path(); parent != control_.folder && fs::remove(parent, none);
-         parent = parent.parent_path()) {
+    fs::path parent = run;
+    for (int i = 0; i < 3; ++i) {  // MODEL, TASK and PART, where they are empty now
+      parent = parent.parent_path();
+      fs::remove(parent, none);
     }
   }
   for (const char* part : {"/plan", "/speeds.json", kStepSeconds}) {

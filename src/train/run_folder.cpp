@@ -73,11 +73,10 @@ void keep_tokenizer(const std::string& folder, const std::string& file) {
 
 void check_new_folder(const std::string& folder, const std::string* tokenizer, bool again) {
   if (fs::exists(folder) && !fs::is_directory(folder)) {
-    usage_error(folder, ": is a file, expected a folder for the run; choose another with --out.");
+    usage_error(folder, ": is a file, expected a folder for the run; choose another.");
   }
   const auto refuse = [&](const std::string& name, const char* why) {
-    usage_error(folder, ": holds '", name, "', ", why,
-                "; choose another folder for the run with --out.");
+    usage_error(folder, ": holds '", name, "', ", why, "; choose another folder for the run.");
   };
   constexpr const char* kWrites = "which would be overwritten";
   constexpr const char* kModel = "as the folder of a Hugging Face model does";

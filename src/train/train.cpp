@@ -255,8 +255,10 @@ class Trainer {
     check_training_fits(config_, grid_.data.size());
     auto task = config_.build_task();
     check_same_data(*task);
-    check_split(*task, split_named(config_.train.eval_split));
-    if (config_.train.stop_accuracy) check_split(*task, Split::validation);
+    check_split(*task, split_named(config_.train.eval_split), config_.train.eval_sequences);
+    if (config_.train.stop_accuracy) {
+      check_split(*task, Split::validation, config_.train.eval_sequences);
+    }
     if (!control_.from.empty()) check_same_model(config_, control_.from);
     if (grid_.context.size() > 1 && task->goal() != data::Goal::next_token) {
       usage_error("'train.context_parallel' is ", grid_.context.size(), ", but a model of kind \"",

@@ -176,6 +176,11 @@ TEST(Toml, NestsNoDeeperThanAnyoneWants) {
   Node root;
   EXPECT_NE(message_of([&] { apply_override(root, key + "=1"); }).find("expected at most 64."),
             std::string::npos);
+  const std::string quotes = "a = \"\"\"x\"\"\"\"\nb = '''x'''''\n";
+  EXPECT_EQ(said(quotes + key + " = 1\n"), "a.toml:3" + deep);
+  const Node quoted = parse_toml(quotes + "s = \"" + key + "\"\n", "a.toml");
+  EXPECT_EQ(std::get<std::string>(quoted.find("a")->value), "x\"");
+  EXPECT_EQ(std::get<std::string>(quoted.find("s")->value), key);
   // Neither strings nor comments nest, nor what stands one after the other.
   std::string flat = "# " + key + "\ns = \"" + key + "\\\"[\"\nt = '" + key + "'\nu = '''\n" + key +
                      "'\n'''\nv = \"\"\"\n[[\"" + key + "\"\"\"\nx = [";

@@ -306,7 +306,8 @@ def test_a_comparison_is_reported_as_it_reports_itself(tmp_path, case):
     seeds = [5, 1] if case == "a scaling law" else [5, 1, 2, 3, 4]
     text = f"title = 'Mixers'\nseeds = {seeds}\nspeed = {{ rounds = 0 }}\n" + text + COMPARED[case]
     (tmp_path / "corpus.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
-    for name, task in {"copying": "type = 'copy', symbols = 4, count = 4", "text": "type = 'text', paths = ['corpus.txt'], length = 8"}.items():
+    tasks = {"copying": "type = 'copy', symbols = 4, count = 4", "text": "type = 'text', paths = ['corpus.txt'], length = 8"}
+    for name, task in tasks.items():
         text += f"[[tasks]]\nname = '{name}'\ntask = {{ {task}, {'eval_tokens = 128' if name == 'text' else 'eval_sequences = 16'} }}\n"
     (tmp_path / "c.toml").write_text(text)
     fails = 1 if case in ("no setting that can be chosen", "a model without a result") else 0

@@ -101,6 +101,8 @@ def test_plain_attention_goes_on_as_dcmha(place, tmp_path):
     other = ["--out", tmp_path / "other"]
     message = refused("train", "text.toml", "--from", "runs/text", *change, "--set", "model.layer.0.mixer.heads=4", *other, cwd=place)
     assert "'model.layer.0.mixer.heads' = 2" in message and "'model.layer.0.mixer.heads' = 4" in message
+    message = refused("train", "text.toml", "--from", "runs/text", *change, "--set", "model.layer.0.mixer.window=4", *other, cwd=place)
+    assert "'model.layer.0.mixer.window' = 4" in message, message
     message = refused("train", "text.toml", "--from", tmp_path / "run", *other, cwd=place)
     assert "'model.layer.0.mixer.type' = 'dcmha'" in message
 
@@ -112,7 +114,7 @@ def test_an_imported_checkpoint_is_tuned(place, tmp_path):
     headloom("train", "tune.toml", "--from", tmp_path / "imported", "--out", tmp_path / "run", cwd=place)
     message = refused("import", tmp_path / "hub", "--out", tmp_path / "hub", cwd=place)
     assert message.endswith(
-        "hub: holds 'config.json', as the folder of a Hugging Face model does; choose another folder for the run with --out."
+        "hub: holds 'config.json', as the folder of a Hugging Face model does; choose another folder for the run."
     )
     # The tokenizer came along.
     assert (tmp_path / "run/tokenizer.json").read_bytes() == (tmp_path / "hub/tokenizer.json").read_bytes()
@@ -239,7 +241,7 @@ def test_a_new_run_writes_over_nothing(place, tmp_path):
     }.items():
         (other / name).write_text("mine")
         message = refused("train", "text.toml", "--out", other, cwd=place)
-        assert message == f"{other}: holds '{name}', {why}; choose another folder for the run with --out."
+        assert message == f"{other}: holds '{name}', {why}; choose another folder for the run."
         message = refused("train", "text.toml", "--out", other / name, cwd=place)
         assert f"{name}: is a file, expected a folder for the run" in message
         assert files(other) == {name: b"mine"}
@@ -311,18 +313,23 @@ def test_what_is_printed_goes_into_no_file_of_the_run(place, tmp_path):
     run = tmp_path / "run"
     command = [BINARY, "train", "long.toml", "--out", run, "--set", "train.steps=100000"]
     process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.close(2))
-    wait_for(lambda: bool(list(run.glob("metrics.jsonl"))), process)
-    assert f"process {process.pid} " in refused("train", run, "--resume", cwd=place, code=1)
-    process.kill()
-    process.wait()
+    try:
+        wait_for(lambda: bool(list(run.glob("metrics.jsonl"))), process)
+        assert f"process {process.pid} " in refused("train", run, "--resume", cwd=place, code=1)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_an_interrupted_text_is_told(place):
     command = [BINARY, "generate", "runs/text", "--prompt", "The", "--tokens", "1000000"]
     process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.read(20).startswith(b"The")
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        assert process.stdout.read(20).startswith(b"The")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 1 and said.endswith(b"headloom: interrupted; the text is not complete.\n")
 
 

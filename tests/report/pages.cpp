@@ -609,13 +609,13 @@ TEST(Report, SaysWhereALineLeavesTheFigure) {
                           .lines = {line}});
   };
   for (const auto& [values, said] : std::vector<std::pair<std::vector<double>, std::string>>{
-           {{3, 2, 0.5}, "m begins above the figure, at 3"},
-           {{-3, -2, 0}, "m begins below the figure, at -3"},
-           {{0, 2, 4}, "m goes above the figure, to 4"},
-           {{0, -5, -2}, "m goes below the figure, to -5"},
-           {{0, 2, 0}, "m goes above the figure, to 2"},
-           {{3, 0.5, 2}, "m begins above the figure, at 3"},
-           {{3, 0.5, 2}, "m goes above the figure, to 2"}}) {
+           {{3, 2, 0.5}, "m begins above the figure, at 3.000"},
+           {{-3, -2, 0}, "m begins below the figure, at −3.000"},
+           {{0, 2, 4}, "m goes above the figure, to 4.000"},
+           {{0, -5, -2}, "m goes below the figure, to −5.000"},
+           {{0, 2, 0}, "m goes above the figure, to 2.000"},
+           {{3, 0.5, 2}, "m begins above the figure, at 3.000"},
+           {{3, 0.5, 2}, "m goes above the figure, to 2.000"}}) {
     EXPECT_NE(drawn(values).find(said), std::string::npos) << said;
   }
 }
@@ -629,7 +629,7 @@ TEST(Report, SaysWhereABandLeavesTheFigure) {
                      .lines = {{.label = "m",
                                 .points = {{.x = 0, .y = 0.5, .low = 0.2, .high = 3},
                                            {.x = 1, .y = 0.4, .low = 0.3, .high = 0.5}}}}});
-  EXPECT_NE(svg.find("the band of m reaches above the figure, to 3"), std::string::npos);
+  EXPECT_NE(svg.find("the band of m reaches above the figure, to 3.000"), std::string::npos);
   EXPECT_EQ(svg.find("below the figure"), std::string::npos);
 }
 

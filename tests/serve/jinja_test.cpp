@@ -69,6 +69,7 @@ TEST(Jinja, LoopsThatHoldEachOtherGoAway) {
   EXPECT_TRUE(contains(message_of<jinja::TemplateError>([&] { rendered(of("100000")); }),
                        "67108864 bytes"));
   EXPECT_EQ(rendered("{% for x in [1, 2] %}{{ loop.changed(loop) }}{% endfor %}"), "TrueTrue");
+  EXPECT_EQ(rendered("{{ 1e-400 }}"), "0.0");
 }
 
 // Whatever bytes a template has: it is rendered or refused.

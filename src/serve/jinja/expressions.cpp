@@ -1,5 +1,7 @@
 #include "serve/jinja/parser.h"
 
+#include <cstdlib>
+
 #include "core/parse_number.h"
 
 namespace headloom::jinja {
@@ -133,10 +135,10 @@ ExpressionPtr ExpressionParser::primary() {
     return constant(*number);
   }
   if (token.kind == Kind::real) {
-    const auto number = parse_number<double>(token.value);
-    if (!number) wrong("the number " + token.value + " is beyond what 64 bits hold");
+    const std::string text = token.value;
     take();
-    return constant(*number);
+    // Beyond a double's range it is infinite or 0, as in Python.
+    return constant(parse_number<double>(text).value_or(std::strtod(text.c_str(), nullptr)));
   }
   if (skip_symbol("(")) {
     ExpressionPtr out;

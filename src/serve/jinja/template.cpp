@@ -175,15 +175,18 @@ class Renderer {
       budget_.step();
       const auto space = loop_space(items, i, asked);
       Flow flow = Flow::on;
-      {
+      try {
         const Inner inner(*this);
         scope_->names.set("loop", space);
         assign(s.names, items[i]);
         flow = execute(s.body);
+      } catch (...) {
+        spaces_.push_back(space);  // it may hold itself
+        throw;
       }
       if (space.use_count() > 1) {  // something holds it, which it may hold itself
-        budget_.make(kLoopBytes);
         spaces_.push_back(space);
+        budget_.make(kLoopBytes);
       }
       if (flow == Flow::leave) break;
     }
