@@ -101,7 +101,8 @@ def composed_attention(
             earlier query, the keys up to the current one.
         bias: finite, broadcasts to ``[B, H, T, S]``.
         causal: key s is visible to query t when ``s <= t + S - T``.
-        window: the last ``window`` keys are visible, the query's own included; without ``causal`` those less than ``window`` positions away.
+        window: the last ``window`` keys are visible, the query's own included; without ``causal`` those less than ``window``
+            positions away.
         lengths: ``[B]`` int64, keys ``s < lengths[b]`` are visible.
         documents: ``[B, S]`` int64 ids, a query sees keys of its own document.
         mask: boolean, broadcasts to ``[B, 1, T, S]``; true is visible.

@@ -118,10 +118,15 @@ bool GeneratedTask::halves_are_apart(int64_t end) const {
   return same_halves_from_ >= end;
 }
 
+std::optional<Sample> GeneratedTask::know_next() const {
+  std::optional<Sample> sample = drawn(true, known_);
+  if (!sample) same_halves_from_ = known_;
+  ++known_;
+  return sample;
+}
+
 void GeneratedTask::know_halves(int64_t end) const {
-  for (; known_ < std::min(end, same_halves_from_); ++known_) {
-    if (!drawn(true, known_)) same_halves_from_ = known_;
-  }
+  while (known_ < std::min(end, same_halves_from_)) know_next();
 }
 
 Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
@@ -130,11 +135,7 @@ Sample GeneratedTask::sequence(bool held_out, int64_t number) const {
     lock.lock();
     know_halves(number);
     if (number == known_ && number < same_halves_from_) {  // most are asked for in order
-      if (std::optional<Sample> sample = drawn(true, number)) {
-        ++known_;
-        return *std::move(sample);
-      }
-      same_halves_from_ = number;
+      if (std::optional<Sample> sample = know_next()) return *std::move(sample);
     }
   }
   if (std::optional<Sample> sample = drawn(held_out, number)) return *std::move(sample);

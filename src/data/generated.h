@@ -73,6 +73,8 @@ class GeneratedTask : public Task {
   Batch batch(bool held_out, int64_t first, int64_t count) const;
   // Sequence `number`, where know_halves() knows those before it; nothing where no draw gives one.
   std::optional<Sample> drawn(bool held_out, int64_t number) const;
+  // Finds the half of sequence `known_`, and gives it; nothing where there is none for its half.
+  std::optional<Sample> know_next() const;
   // Finds the halves of the held-out sequences before `end`.
   void know_halves(int64_t end) const;
 
