@@ -79,13 +79,6 @@ bool turned(const TaskGroup& g) {
   return g.tasks[0]->task->percent && g.tasks[0]->task->lower_is_better;
 }
 
-const Row* row_of(const TaskSummary& t, const ModelInfo& model) {
-  for (const Row& row : t.rows) {
-    if (row.model == &model) return &row;
-  }
-  return nullptr;
-}
-
 // The keys whose values differ between two of a model's builds.
 std::set<std::string> differing_conditions(const Build& a, const Build& b) {
   std::map<std::string, std::string> first, second;
@@ -138,10 +131,10 @@ std::vector<Line> lines_of(const Comparison& c, const TaskGroup& g, bool differe
   for (const ModelInfo& model : c.models) {
     Line line{.label = model.label, .dotted = true};
     for (size_t i = 0; i < g.tasks.size(); ++i) {
-      const Row* row = row_of(*g.tasks[i], model);
+      const Row* row = g.tasks[i]->row_of(model);
       if (!row || row->finished == 0 || (difference && row->baseline)) continue;
       // Runs that were not planned may have another baseline on this task.
-      if (difference && !row_of(*g.tasks[i], c.models.front())) continue;
+      if (difference && !g.tasks[i]->row_of(c.models.front())) continue;
       line.style = style_of(c, *row);
       const Estimate& e = difference ? row->against_baseline.difference : row->result;
       if (!std::isfinite(e.mean)) continue;
@@ -245,7 +238,7 @@ std::vector<std::string> also_different(const Comparison& c, const TaskGroup& gr
     const Build* first = nullptr;
     Extent own, steps;
     for (const TaskSummary* t : group.tasks) {
-      const Row* row = row_of(*t, model);
+      const Row* row = t->row_of(model);
       if (!row || row->finished == 0) continue;
       if (std::isfinite(row->tokens.median)) own.add(row->tokens.median);
       for (const Run* run : row->runs) {
@@ -358,7 +351,7 @@ Chart state_chart(const Comparison& c, const TaskGroup& g) {
     Line line{.label = model.label, .dotted = true};
     for (size_t i = 0; i < g.tasks.size(); ++i) {
       const TaskSummary& t = *g.tasks[i];
-      const Row* row = row_of(t, model);
+      const Row* row = t.row_of(model);
       if (!row || row->finished == 0 || !row->build || !(row->build->state_bytes > 0)) continue;
       line.style = style_of(c, *row);
       const double state = row->build->state_bytes;

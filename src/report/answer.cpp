@@ -40,8 +40,6 @@ const char* verb(size_t count, const char* one, const char* many) {
   return count == 1 ? one : many;
 }
 
-std::string seeds_text(int count) { return str(count, count == 1 ? " seed" : " seeds"); }
-
 std::string value(const TaskInfo& task, const Row& row) {
   return metric_text(task, row.result) + " " + task.metric;
 }
@@ -117,7 +115,7 @@ std::string too_few_seeds(const TaskSummary& t, const Rows& rows, const Row& bas
   };
   return " There are too few seeds to compare " + names(rows, result) + " with " +
          full_name(baseline) + " (" + value(*t.task, baseline) +
-         "): " + (least == most ? "" : str(least, " to ")) + seeds_text(most) +
+         "): " + (least == most ? "" : str(least, " to ")) + counted(most, "seed") +
          verb(static_cast<size_t>(most), " is", " are") +
          str(" paired, where a claim takes at least ", kSeedsForClaim, ".");
 }
@@ -169,71 +167,89 @@ std::string unequal_terms(const Rows& rows, const Row& baseline) {
   return out;
 }
 
-// How each model stands to the baseline; the first sentence begins without a capital letter.
-std::string against_baseline(const TaskSummary& t, const Row& baseline) {
-  const TaskInfo& task = *t.task;
-  std::string out;
-  // The first claim names everything that the later ones leave out.
+// Of the models that are better. The first claim names everything that the later ones leave out.
+std::string better_sentences(const TaskSummary& t, const Row& baseline) {
   const Rows better = rows_with(t, Relation::kBetter);
-  const auto seeds = [](const Verdict& v) { return ", " + seeds_text(v.difference.count); };
-  if (!better.empty()) {
-    const Verdict& v = better[0]->against_baseline;
-    const bool best = t.best_is_claimed && better[0] == &t.rows.front();
-    out += " " + name(*better[0]) + (best ? " learns best: " : " is better than the baseline ") +
-           (best ? "" : name(baseline) + ": ") + value(task, *better[0]) + " against " +
-           metric_text(task, baseline.result) +
-           (best ? " for the baseline " + name(baseline) : "") + ", a difference of " +
-           effect(task, v) + seeds(v) + ".";
-    for (size_t i = 1; i < better.size(); ++i) {
-      out += " " + name(*better[i]) + " is better than " + name(baseline) + ", too, by " +
-             effect(task, better[i]->against_baseline) + ".";
-    }
+  if (better.empty()) return "";
+  const TaskInfo& task = *t.task;
+  const Verdict& v = better[0]->against_baseline;
+  const bool best = t.best_is_claimed && better[0] == &t.rows.front();
+  std::string out =
+      " " + name(*better[0]) +
+      (best ? " learns best: " : " is better than the baseline " + name(baseline) + ": ") +
+      value(task, *better[0]) + " against " + metric_text(task, baseline.result) +
+      (best ? " for the baseline " + name(baseline) : "") + ", a difference of " + effect(task, v) +
+      ", " + counted(v.difference.count, "seed") + ".";
+  for (size_t i = 1; i < better.size(); ++i) {
+    out += " " + name(*better[i]) + " is better than " + name(baseline) + ", too, by " +
+           effect(task, better[i]->against_baseline) + ".";
   }
+  return out;
+}
+
+// Of the models that are worse, after the baseline where that is claimed to be the best.
+std::string worse_sentences(const TaskSummary& t, const Row& baseline) {
   const Rows worse = rows_with(t, Relation::kWorse);
-  if (!worse.empty() && better.empty() && t.best_is_claimed) {
-    out += " " + full_name(baseline) + " learns best: " + value(task, baseline) + ".";
+  std::string out;
+  if (!worse.empty() && rows_with(t, Relation::kBetter).empty() && t.best_is_claimed) {
+    out += " " + full_name(baseline) + " learns best: " + value(*t.task, baseline) + ".";
   }
   for (const Row* row : worse) {
     const Verdict& v = row->against_baseline;
-    out += " " + name(*row) + " is worse than " + full_name(baseline) + ", by " + effect(task, v) +
-           seeds(v) + ".";
+    out += " " + name(*row) + " is worse than " + full_name(baseline) + ", by " +
+           effect(*t.task, v) + ", " + counted(v.difference.count, "seed") + ".";
   }
+  return out;
+}
+
+// Of the models that are ahead or behind, with what a claim lacks.
+std::string lead_sentences(const TaskSummary& t, const Row& baseline) {
+  std::string out;
   for (const Relation relation : {Relation::kAhead, Relation::kBehind}) {
     for (const Row* row : rows_with(t, relation)) {
       const Verdict& v = row->against_baseline;
       out += " " + name(*row) + (relation == Relation::kAhead ? " is ahead of " : " is behind ") +
-             full_name(baseline) + " by " + effect(task, v) +
+             full_name(baseline) + " by " + effect(*t.task, v) +
              ", but this is no claim: " + list_of(v.caveats) + ".";
     }
   }
-  if (const Rows none = rows_with(t, Relation::kNoDifference); !none.empty()) {
-    out += " no difference from " + full_name(baseline) + " (" +
-           metric_text(task, baseline.result) + ") is found for " +
-           names(none,
-                 [&](const Row& r) {
-                   const Estimate& d = r.against_baseline.difference;
-                   const bool same = d.mean == 0 && d.half_width == 0;
-                   return " (" + metric_text(task, r.result) + ", " +
-                          (same ? "the same at every seed"
-                                : "at most " + difference_text(task, largest_difference(task, d)) +
-                                      " apart") +
-                          ")";
-                 }) +
-           ".";
-    out += unequal_terms(none, baseline);
-  }
-  if (const Rows learned = rows_with(t, Relation::kLearned); !learned.empty()) {
-    out += " " +
-           names(learned,
-                 [&](const Row& r) {
-                   return " (" + metric_text(task, r.result) + " " + task.metric + ")";
-                 }) +
-           verb(learned.size(), " has", " have") + " learned, and " + full_name(baseline) +
-           " is not shown to have.";
-    out += unequal_terms(learned, baseline);
-  }
-  out += too_few_seeds(t, rows_with(t, Relation::kTooFewSeeds), baseline);
   return out;
+}
+
+// Of the models that the tests do not tell from the baseline; begins without a capital letter.
+std::string no_difference_sentences(const TaskSummary& t, const Row& baseline) {
+  const Rows none = rows_with(t, Relation::kNoDifference);
+  if (none.empty()) return "";
+  const TaskInfo& task = *t.task;
+  const auto distance = [&](const Row& row) {
+    const Estimate& d = row.against_baseline.difference;
+    const bool same = d.mean == 0 && d.half_width == 0;
+    return " (" + metric_text(task, row.result) + ", " +
+           (same ? "the same at every seed"
+                 : "at most " + difference_text(task, largest_difference(task, d)) + " apart") +
+           ")";
+  };
+  return " no difference from " + full_name(baseline) + " (" + metric_text(task, baseline.result) +
+         ") is found for " + names(none, distance) + "." + unequal_terms(none, baseline);
+}
+
+// Of the models that have learned where the baseline is not shown to have.
+std::string learned_sentences(const TaskSummary& t, const Row& baseline) {
+  const Rows learned = rows_with(t, Relation::kLearned);
+  if (learned.empty()) return "";
+  const auto result = [&](const Row& row) {
+    return " (" + metric_text(*t.task, row.result) + " " + t.task->metric + ")";
+  };
+  return " " + names(learned, result) + verb(learned.size(), " has", " have") + " learned, and " +
+         full_name(baseline) + " is not shown to have." + unequal_terms(learned, baseline);
+}
+
+// How each model stands to the baseline; the first sentence may begin without a capital letter.
+std::string against_baseline(const TaskSummary& t, const Row& baseline) {
+  return better_sentences(t, baseline) + worse_sentences(t, baseline) +
+         lead_sentences(t, baseline) + no_difference_sentences(t, baseline) +
+         learned_sentences(t, baseline) +
+         too_few_seeds(t, rows_with(t, Relation::kTooFewSeeds), baseline);
 }
 
 // The sentence that begins a paragraph: its first letter, or that of the part after `start`.
@@ -400,6 +416,105 @@ std::vector<std::string> by_tasks(const std::vector<OnTask>& said, size_t tasks)
   return out;
 }
 
+// That the models are tiny, by the largest of them, and training short, by the shortest of all.
+std::vector<std::string> scale_limits(const Summary& summary) {
+  double parameters = kUnknown, ratio = kUnknown, trained = kUnknown;
+  for (const TaskSummary& t : summary.tasks) {
+    for (const Row* row : with_results(t)) {
+      if (!row->build || row->build->parameters <= 0) continue;
+      const auto size = static_cast<double>(row->build->parameters);
+      parameters = std::fmax(parameters, size);
+      const double here = row->tokens.mean / size;
+      if (t.task->unit == "tokens" && !(here >= ratio)) {
+        ratio = here;
+        trained = row->tokens.mean;
+      }
+    }
+  }
+  std::vector<std::string> out;
+  if (parameters < 1e7) out.push_back("the models are tiny (" + count(parameters) + " parameters)");
+  if (ratio < 19.5) {
+    out.push_back("training is short (" + count(trained) + " tokens, " + tokens_a_parameter(ratio) +
+                  " per parameter, where about 20 are compute-optimal by Hoffmann et al. 2022)");
+  }
+  return out;
+}
+
+// "all models" where the rows are all of the task's, and else their names.
+std::string all_or_names(const TaskSummary& t, const Rows& rows) {
+  return rows.size() == t.rows.size() && rows.size() > 1 ? "all models" : names(rows);
+}
+
+// Which learning curves still move at their ends, or may do so.
+std::vector<std::string> curve_limits(const Summary& summary) {
+  std::vector<OnTask> moving, unseen;
+  for (const TaskSummary& t : summary.tasks) {
+    Rows falling, unknown;
+    for (const Row* row : with_results(t)) {
+      if (row->trend == Trend::kMoving) falling.push_back(row);
+      // Runs that end once they are good enough end anywhere between two evaluations.
+      if (row->trend == Trend::kNotKnown && t.task->stopping.empty()) unknown.push_back(row);
+    }
+    if (!falling.empty()) moving.push_back({all_or_names(t, falling), t.task->name});
+    if (!unknown.empty()) unseen.push_back({all_or_names(t, unknown), t.task->name});
+  }
+  const size_t tasks = summary.tasks.size();
+  std::vector<std::string> out;
+  if (!moving.empty()) {
+    out.push_back("curves still move at the end (" + list_of(by_tasks(moving, tasks)) +
+                  "), so longer training may change the ranking");
+  }
+  if (!unseen.empty()) {
+    out.push_back("whether curves still move at the end is not known (" +
+                  list_of(by_tasks(unseen, tasks)) +
+                  "), because no run was evaluated near three quarters of its steps (a smaller "
+                  "train.eval_every does that)");
+  }
+  return out;
+}
+
+// Which tasks share a name and not their options, and what it means that runs may end early.
+std::vector<std::string> task_limits(const Comparison& c, const Summary& summary) {
+  std::vector<std::string> out;
+  for (const TaskInfo& task : c.tasks) {
+    if (!task.apart.empty()) {
+      out.push_back("the task `" + task.name + "` " + task.apart +
+                    ", so that the two are not compared");
+    }
+  }
+  std::vector<OnTask> stopping;
+  for (const TaskSummary& t : summary.tasks) {
+    if (!t.task->stopping.empty()) stopping.push_back({t.task->stopping, t.task->name});
+  }
+  for (const OnTask& said : together(stopping, summary.tasks.size())) {
+    out.push_back("on " + said.task + ", " + said.what);
+  }
+  return out;
+}
+
+// That there are few seeds, and that an interval lacks the held-out data's part.
+std::vector<std::string> sample_limits(const Comparison& c, const Summary& summary) {
+  std::vector<std::string> out;
+  if (static_cast<int>(c.seeds.size()) < kSeedsForClaim) {
+    out.push_back(
+        (c.seeds.size() == 1 ? "there is one seed" : str("there are ", c.seeds.size(), " seeds")) +
+        str(", where a claim takes ", kSeedsForClaim));
+  }
+  bool error_known = true;
+  for (const TaskSummary& t : summary.tasks) {
+    for (const Row& row : t.rows) {
+      for (const Run* run : runs_with_result(row)) {
+        error_known &= std::isfinite(run->points.back().quality_error);
+      }
+    }
+  }
+  if (!error_known) {
+    out.push_back(
+        "the sampling error of the held-out data is unknown, so the intervals leave it out");
+  }
+  return out;
+}
+
 // What the sweep leaves open; `tasks` is how many tasks are reported.
 std::vector<std::string> sweep_limits(const Comparison& c, size_t tasks) {
   std::vector<std::string> out;
@@ -556,11 +671,7 @@ Advice where_one_has_learned(const Standing& s) {
   const Row& alone = *s.learned[0];
   std::vector<std::string> caveats = alone.against_baseline.caveats;
   for (const Row* other : alone.baseline ? s.results : Rows()) {
-    for (const std::string& caveat : other->against_baseline.caveats) {
-      if (std::find(caveats.begin(), caveats.end(), caveat) == caveats.end()) {
-        caveats.push_back(caveat);
-      }
-    }
+    for (const std::string& caveat : other->against_baseline.caveats) add_once(caveats, caveat);
   }
   if (!caveats.empty()) {
     return nothing_because(
@@ -664,18 +775,13 @@ std::string recommendation(const TaskSummary& t) {
 
 namespace {
 
-const Row& row_for(const TaskSummary& t, const ModelInfo& model) {
-  return *std::find_if(t.rows.begin(), t.rows.end(),
-                       [&](const Row& row) { return row.model->label == model.label; });
-}
-
 // Why nothing can be said of a second initialisation; empty where every run has a result.
 std::string missing_results(const TaskSummary& summary, const TaskSummary& again) {
   bool unfinished = false;
   int failed = 0;
   std::vector<std::string> failing;
   for (const Row& row : again.rows) {
-    const Row& first = row_for(summary, *row.model);
+    const Row& first = *summary.row_of(*row.model);
     for (const Row* of : {&row, &first}) unfinished |= of->finished + of->failed < of->planned;
     failed += row.failed + first.failed;
     if (row.failed + first.failed > 0) failing.push_back(name(row));
@@ -699,7 +805,7 @@ Claims claims_of(const TaskSummary& summary, const TaskSummary& again) {
     // Where the baseline has not learned, the relation says it.
     if (row.learning == Learning::kLearned && relation != Relation::kLearned) {
       ++out.made;
-      const Learning now = row_for(again, *row.model).learning;
+      const Learning now = again.row_of(*row.model)->learning;
       if (now != Learning::kLearned) {
         out.gone.push_back(str("that ", name(row), " has learned",
                                now == Learning::kNotKnown ? " (unknown under the second)" : ""));
@@ -709,7 +815,7 @@ Claims claims_of(const TaskSummary& summary, const TaskSummary& again) {
                        relation == Relation::kLearned;
     if (row.baseline || !claim) continue;
     ++out.made;
-    const Relation now = row_for(again, *row.model).against_baseline.relation;
+    const Relation now = again.row_of(*row.model)->against_baseline.relation;
     if (now == relation) continue;
     out.gone.push_back(str(name(row), " (", relation_text(relation), ", then ",
                            now == Relation::kNoResult ? "unknown" : relation_text(now), ")"));
@@ -728,8 +834,8 @@ Claims claims_of(const TaskSummary& summary, const TaskSummary& again) {
 // Models with equal results have no order that could change.
 bool same_order(const TaskSummary& summary, const TaskSummary& again) {
   const auto order = [](const TaskSummary& t, const Row& a, const Row& b) {
-    const double first = row_for(t, *a.model).quality.mean;
-    const double second = row_for(t, *b.model).quality.mean;
+    const double first = t.row_of(*a.model)->quality.mean;
+    const double second = t.row_of(*b.model)->quality.mean;
     return (first > second) - (first < second);
   };
   for (const Row& a : again.rows) {
@@ -783,71 +889,10 @@ std::string robustness_answer(const TaskSummary& summary, const TaskSummary& aga
 std::string limits(const Comparison& c, const Summary& summary) {
   if (summary.finished == 0) return "";
   std::vector<std::string> out;
-  double parameters = kUnknown, ratio = kUnknown, trained = kUnknown;
-  bool error_known = true;
-  std::vector<OnTask> moving, unseen, stopping;
-  for (const TaskSummary& t : summary.tasks) {
-    Rows falling, unknown;
-    for (const Row& row : t.rows) {
-      if (row.finished == 0) continue;
-      if (row.trend == Trend::kMoving) falling.push_back(&row);
-      // Runs that end once they are good enough end anywhere between two evaluations.
-      if (row.trend == Trend::kNotKnown && t.task->stopping.empty()) unknown.push_back(&row);
-      for (const Run* run : row.runs) {
-        if (has_result(*run)) {
-          error_known &= std::isfinite(run->points.back().quality_error);
-        }
-      }
-      if (!row.build || row.build->parameters <= 0) continue;
-      const auto size = static_cast<double>(row.build->parameters);
-      parameters = std::fmax(parameters, size);
-      const double here = row.tokens.mean / size;
-      if (t.task->unit == "tokens" && !(here >= ratio)) {
-        ratio = here;
-        trained = row.tokens.mean;
-      }
-    }
-    for (const auto& [rows, said] : {std::pair(&falling, &moving), std::pair(&unknown, &unseen)}) {
-      if (rows->empty()) continue;
-      const bool all = rows->size() == t.rows.size() && t.rows.size() > 1;
-      said->push_back({all ? "all models" : names(*rows), t.task->name});
-    }
-    if (!t.task->stopping.empty()) stopping.push_back({t.task->stopping, t.task->name});
-  }
-  const size_t tasks = summary.tasks.size();
-  if (parameters < 1e7) out.push_back("the models are tiny (" + count(parameters) + " parameters)");
-  if (ratio < 19.5) {
-    out.push_back("training is short (" + count(trained) + " tokens, " + tokens_a_parameter(ratio) +
-                  " per parameter, where about 20 are compute-optimal by Hoffmann et al. 2022)");
-  }
-  if (!moving.empty()) {
-    out.push_back("curves still move at the end (" + list_of(by_tasks(moving, tasks)) +
-                  "), so longer training may change the ranking");
-  }
-  if (!unseen.empty()) {
-    out.push_back("whether curves still move at the end is not known (" +
-                  list_of(by_tasks(unseen, tasks)) +
-                  "), because no run was evaluated near three quarters of its steps (a smaller "
-                  "train.eval_every does that)");
-  }
-  for (const TaskInfo& task : c.tasks) {
-    if (!task.apart.empty()) {
-      out.push_back("the task `" + task.name + "` " + task.apart +
-                    ", so that the two are not compared");
-    }
-  }
-  for (const OnTask& said : together(stopping, tasks)) {
-    out.push_back("on " + said.task + ", " + said.what);
-  }
-  for (std::string& said : sweep_limits(c, tasks)) out.push_back(std::move(said));
-  if (static_cast<int>(c.seeds.size()) < kSeedsForClaim) {
-    out.push_back(
-        (c.seeds.size() == 1 ? "there is one seed" : str("there are ", c.seeds.size(), " seeds")) +
-        str(", where a claim takes ", kSeedsForClaim));
-  }
-  if (!error_known) {
-    out.push_back(
-        "the sampling error of the held-out data is unknown, so the intervals leave it out");
+  for (const std::vector<std::string>& said :
+       {scale_limits(summary), curve_limits(summary), task_limits(c, summary),
+        sweep_limits(c, summary.tasks.size()), sample_limits(c, summary)}) {
+    out.insert(out.end(), said.begin(), said.end());
   }
   if (out.empty()) return "";
   return "What limits this: " + join(out, "; ") + ".";

@@ -118,8 +118,7 @@ std::string ends_of(const TaskSummary& t, bool of_each_model) {
   std::set<const Row*> rows;
   for (const Row& row : t.rows) {
     const Row* const group = of_each_model ? &row : nullptr;
-    for (const Run* run : row.runs) {
-      if (!has_result(*run) || run->points.empty()) continue;
+    for (const Run* run : runs_with_result(row)) {
       rows.insert(group);
       ends.emplace(group, std::round(run->points.back().tokens));
     }
@@ -189,10 +188,7 @@ std::map<double, PairedPoints> paired_points(const Row& a, const Row& b) {
 }  // namespace
 
 std::vector<LinePoint> mean_curve(const Row& row, double Point::* x, double Point::* y) {
-  std::vector<const Run*> runs;
-  for (const Run* run : row.runs) {
-    if (has_result(*run)) runs.push_back(run);
-  }
+  std::vector<const Run*> runs = runs_with_result(row);
   if (runs.empty()) {
     for (const Run* run : row.runs) {
       if (run->state == RunState::kRunning) runs.push_back(run);
@@ -457,7 +453,7 @@ struct TriedValues {
     for (const Run& run : c.runs) {
       const std::string value = value_of(run.setting, key);
       if (!run.sweep || run.task != t.task->name || value.empty()) continue;
-      if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+      add_once(values, value);
       numeric &= std::isfinite(number_in(value));
       numbers.add(number_in(value));
     }
@@ -484,7 +480,7 @@ struct SweptRow {
     };
     std::vector<OfSetting> all;
     for (const Run& run : c.runs) {
-      if (!run.sweep || run.task != t.task->name || run.model != row.model->label) continue;
+      if (!run.sweep || !is_of(run, row.model->label, t.task->name)) continue;
       if (value_of(run.setting, key).empty() || run.state == RunState::kRunning) continue;
       auto at = std::find_if(all.begin(), all.end(),
                              [&](const OfSetting& one) { return one.setting == run.setting; });
@@ -510,6 +506,17 @@ struct SweptRow {
     }
   }
 };
+
+// The axis of the key: numbers, or the values that were tried by their names.
+Axis swept_axis(const std::string& key, const TriedValues& tried) {
+  if (tried.numeric) {
+    return make_axis(key, Unit::kPlain, tried.numbers.low, tried.numbers.high,
+                     tried.numbers.spans(4));
+  }
+  Axis axis = make_axis(key, Unit::kPlain, 0, static_cast<double>(tried.values.size() - 1));
+  axis.names = tried.values;
+  return axis;
+}
 
 }  // namespace
 
@@ -538,13 +545,7 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
     }
     chart.lines.push_back(std::move(line));
   }
-  const bool log = tried.numeric && tried.numbers.spans(4);
-  if (tried.numeric) {
-    chart.x = make_axis(key, Unit::kPlain, tried.numbers.low, tried.numbers.high, log);
-  } else {
-    chart.x = make_axis(key, Unit::kPlain, 0, static_cast<double>(tried.values.size() - 1));
-    chart.x.names = tried.values;
-  }
+  chart.x = swept_axis(key, tried);
   Extent y;
   y.add(chart.lines);
   const bool y_log = !t.task->percent && y.spans(30);
@@ -562,7 +563,7 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
                            ". A ring marks the chosen value, a square one at the edge of what was "
                            "tried.");
   if (failed > 0) {
-    out.caption += str(" ", failed, failed == 1 ? " setting" : " settings", " with failed runs ",
+    out.caption += str(" ", counted(failed, "setting"), " with failed runs ",
                        failed == 1 ? "is" : "are", " not drawn.");
   }
   out.data = data_of(chart.title, key, t.task->metric, chart.lines);
@@ -572,10 +573,15 @@ Chart sweep_chart(const Comparison& c, const TaskSummary& t, const std::string& 
   return out;
 }
 
-Chart expert_chart(const TaskSummary& t, const Row& row) {
-  // Which expert is which differs between seeds: the experts of a layer are put in order of their
-  // load, and then the seeds' are averaged.
-  std::map<int64_t, std::vector<std::vector<double>>> layers;  // of each layer its seeds' loads
+namespace {
+
+// The shares that a layer's experts get, the busiest first: one list a seed, equally long.
+using SeedsLoads = std::vector<std::vector<double>>;
+
+// By layer. Which expert is which differs between seeds, so that they are put in order of their
+// load before the seeds' are averaged.
+std::map<int64_t, SeedsLoads> expert_loads(const Row& row) {
+  std::map<int64_t, SeedsLoads> layers;
   for (const Run* run : row.runs) {
     if (run->points.empty() || run_failed(*run)) continue;
     for (auto [layer, shares] : run->points.back().expert_load) {
@@ -584,45 +590,66 @@ Chart expert_chart(const TaskSummary& t, const Row& row) {
       if (seeds.empty() || seeds[0].size() == shares.size()) seeds.push_back(shares);
     }
   }
+  return layers;
+}
+
+// The mean shares of a layer's experts, each with its range over the seeds.
+std::vector<LinePoint> load_curve(const SeedsLoads& seeds) {
+  std::vector<LinePoint> out;
+  for (size_t i = 0; i < seeds[0].size(); ++i) {
+    std::vector<double> shares;
+    for (const auto& seed : seeds) shares.push_back(seed[i]);
+    const Stat stat = stat_of(shares);
+    out.push_back({static_cast<double>(i + 1), stat.mean, stat.low, stat.high});
+  }
+  return out;
+}
+
+// The share that each of so many experts has if all get the same.
+double even_share(size_t experts) { return 1 / static_cast<double>(experts); }
+
+// A level line at the even share for each number of experts that a layer has.
+std::vector<Line> even_lines(const std::set<size_t>& counts) {
+  std::vector<Line> out;
+  for (const size_t count : counts) {
+    const double even = even_share(count);
+    const std::string which = counts.size() > 1 ? str(" of ", count) : "";
+    out.push_back({"equal" + which,
+                   0,
+                   false,
+                   {{1, even, even, even}, {static_cast<double>(count), even, even, even}}});
+  }
+  return out;
+}
+
+}  // namespace
+
+Chart expert_chart(const TaskSummary& t, const Row& row) {
+  const std::map<int64_t, SeedsLoads> layers = expert_loads(row);
   if (layers.empty()) return {};
   constexpr size_t kMostLines = 8;
   const size_t every = (layers.size() + kMostLines - 1) / kMostLines;
   LineChart chart;
-  size_t experts = 0, index = 0;
+  size_t index = 0;
   std::set<size_t> counts;  // of experts in a layer
   double highest = 0;
   std::vector<std::string> notes;
   for (const auto& [layer, seeds] : layers) {
     if (index++ % every != 0) continue;
-    Line line{str("layer ", layer), 1 + static_cast<int>(chart.lines.size()) % kStyles, false, {}};
-    const size_t count = seeds[0].size();
-    for (size_t i = 0; i < count; ++i) {
-      std::vector<double> shares;
-      for (const auto& seed : seeds) shares.push_back(seed[i]);
-      const Stat stat = stat_of(shares);
-      line.points.push_back({static_cast<double>(i + 1), stat.mean, stat.low, stat.high});
-      highest = std::max(highest, stat.high);
-    }
-    experts = std::max(experts, count);
-    counts.insert(count);
+    Line line{str("layer ", layer), 1 + static_cast<int>(chart.lines.size()) % kStyles, false,
+              load_curve(seeds)};
+    for (const LinePoint& p : line.points) highest = std::max(highest, p.high);
+    counts.insert(line.points.size());
     notes.push_back(str(line.label, " from ", percent(line.points.back().y), " to ",
                         percent(line.points.front().y)));
     chart.lines.push_back(std::move(line));
   }
-  double equal = 0;  // the largest share that is an even one
-  for (const size_t count : counts) {
-    const double even = 1 / static_cast<double>(count);
-    const std::string which = counts.size() > 1 ? str(" of ", count) : "";
-    chart.lines.push_back(
-        {"equal" + which,
-         0,
-         false,
-         {{1, even, even, even}, {static_cast<double>(count), even, even, even}}});
-    equal = std::max(equal, even);
-  }
+  for (Line& line : even_lines(counts)) chart.lines.push_back(std::move(line));
+  const size_t fewest = *counts.begin(), most = *counts.rbegin();
   chart.x = make_axis("experts, the busiest first", Unit::kPlain, 1,
-                      static_cast<double>(std::max<size_t>(experts, 2)));
-  chart.y = make_axis("share of the choices", Unit::kPercent, 0, std::max(highest, 2 * equal));
+                      static_cast<double>(std::max<size_t>(most, 2)));
+  chart.y = make_axis("share of the choices", Unit::kPercent, 0,
+                      std::max(highest, 2 * even_share(fewest)));
   chart.title = "Expert load of " + row.model->label + " on " + t.task->name;
   chart.description = "Share of all choices an expert gets: " + list_of(notes);
   std::string caption = "<b>Expert load</b> of " + rich("`" + row.model->label + "`") +
@@ -647,8 +674,8 @@ std::string seeds_strip(const Comparison& c, const TaskSummary& t, const Row& ro
   }
   strip.low = shown.low;
   strip.high = shown.high;
-  for (const Run* run : row.runs) {
-    if (has_result(*run)) strip.values.push_back(run->points.back().quality);
+  for (const Run* run : runs_with_result(row)) {
+    strip.values.push_back(run->points.back().quality);
   }
   strip.mean = row.result.mean;
   strip.half_width = row.result.half_width;

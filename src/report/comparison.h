@@ -162,6 +162,12 @@ struct Build {
   std::string train_differences{};
 };
 
+// Whether a run, choice, speed or build is of this model on this task.
+template <typename One>
+bool is_of(const One& one, const std::string& model, const std::string& task) {
+  return one.model == model && one.task == task;
+}
+
 struct Comparison {
   std::string title{};
   std::vector<ModelInfo> models{};  // the first is the baseline

@@ -83,6 +83,10 @@ std::string list_of(const std::vector<std::string>& words) {
   return out;
 }
 
+void add_once(std::vector<std::string>& words, const std::string& word) {
+  if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+}
+
 std::string escape(std::string_view text) {
   std::string out;
   out.reserve(text.size());

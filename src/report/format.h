@@ -37,6 +37,8 @@ double number_in(const std::string& text);
 std::string capitalized(std::string text);
 // "a", "a and b", "a, b and c".
 std::string list_of(const std::vector<std::string>& words);
+// Adds `word` unless it is there.
+void add_once(std::vector<std::string>& words, const std::string& word);
 
 // For element content and double-quoted attributes alike; control characters that XML forbids are
 // dropped.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <iterator>
 
 #include "core/text.h"
 #include "report/across.h"
@@ -30,10 +31,16 @@ std::string swatch(int style) {
              "<line class=\"line\" x1=\"0\" y1=\"5\" x2=\"26\" y2=\"5\"/></svg>");
 }
 
-// A table that scrolls by itself where the page is narrow.
-std::string scroll(const std::string& label, const std::string& table) {
+// A table that scrolls by itself where the page is narrow. All but `label` is in HTML.
+std::string scrolling_table(const std::string& label, const std::string& css,
+                            const std::string& caption, const std::string& head,
+                            const std::string& body) {
   return "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" + escape(label) +
-         "\">" + table + "</div>\n";
+         "\">" +
+         element("table", css,
+                 element("caption", "", caption) + "<thead>" + element("tr", "", head) +
+                     "</thead>\n<tbody>\n" + body + "</tbody>") +
+         "</div>\n";
 }
 
 std::string table_of(const Comparison& c, const TaskSummary& t, const std::string& caption,
@@ -64,9 +71,7 @@ std::string table_of(const Comparison& c, const TaskSummary& t, const std::strin
     }
     body += element("tr", row.baseline ? "baseline" : "", line) + "\n";
   }
-  return scroll(caption, "<table class=\"results\">" + element("caption", "", escape(caption)) +
-                             "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" + body +
-                             "</tbody></table>");
+  return scrolling_table(caption, "results", escape(caption), head, body);
 }
 
 std::string result_table(const Comparison& c, const TaskSummary& t) {
@@ -302,10 +307,7 @@ std::string scaling_section(const Comparison& c, const SizeSeries& series, size_
   return element("section", "task",
                  element(str("h2 id=\"scaling-", number, "\""), "",
                          escape("Scaling on " + series.name)) +
-                     scroll(caption, "<table class=\"results\">" +
-                                         element("caption", "", escape(caption)) + "<thead>" +
-                                         element("tr", "", head) + "</thead>\n<tbody>\n" + body +
-                                         "</tbody></table>") +
+                     scrolling_table(caption, "results", escape(caption), head, body) +
                      element("div", "figures", figure(scaling_chart(c, series)))) +
          "\n";
 }
@@ -324,7 +326,7 @@ std::string state_text(const Run* run) {
 }
 
 // A dash stays a dash.
-std::string counted(const std::string& number, const std::string& unit) {
+std::string with_unit(const std::string& number, const std::string& unit) {
   return number == kDash ? number : number + " " + unit;
 }
 
@@ -362,9 +364,10 @@ std::string run_rows(const Comparison& c, const TaskSummary& t, const std::strin
       for (const std::string& text :
            {metric_text(*t.task, p.quality), fixed(p.loss, 3), fixed(p.train_loss, 3),
             run && !run->points.empty() ? str(p.step) : std::string(kDash),
-            counted(count(p.tokens), t.task->unit), duration(p.seconds),
-            counted(grouped(run && run->tokens_per_second > 0 ? run->tokens_per_second : kUnknown),
-                    t.task->unit + "/s"),
+            with_unit(count(p.tokens), t.task->unit), duration(p.seconds),
+            with_unit(
+                grouped(run && run->tokens_per_second > 0 ? run->tokens_per_second : kUnknown),
+                t.task->unit + "/s"),
             bytes(run ? run->peak_memory_bytes : kUnknown)}) {
         line += element("td", "", text);
       }
@@ -394,12 +397,9 @@ std::string every_run(const Comparison& c, const Summary& summary) {
     head += element("th scope=\"col\"", "", title);
   }
   head += element("th scope=\"col\"", "left", "state");
-  return scroll("Every run", "<table>" +
-                                 element("caption", "",
-                                         "Values at each run's last evaluation; "
-                                         "losses in nats a target.") +
-                                 "<thead>" + element("tr", "", head) + "</thead>\n<tbody>\n" +
-                                 body + "</tbody></table>");
+  return scrolling_table("Every run", "",
+                         "Values at each run's last evaluation; losses in nats a target.", head,
+                         body);
 }
 
 std::string model_configs(const Comparison& c) {
@@ -503,12 +503,9 @@ std::string to_html(const Comparison& c) {
   const std::string title = c.title.empty() ? "Comparison" : c.title;
   std::string head = "<p class=\"eyebrow\"><b>Headloom</b> comparison";
   if (!c.date.empty()) head += " · " + escape(c.date);
-  const auto plural = [](size_t n, const char* word) {
-    return str(n, " ", word, n == 1 ? "" : "s");
-  };
-  head += " · " + plural(c.models.size(), "model") + " · " + plural(c.tasks.size(), "task") +
-          " · " + plural(c.seeds.size(), "seed") + "</p>\n" + element("h1", "", escape(title)) +
-          "\n";
+  head += " · " + counted(std::ssize(c.models), "model") + " · " +
+          counted(std::ssize(c.tasks), "task") + " · " + counted(std::ssize(c.seeds), "seed") +
+          "</p>\n" + element("h1", "", escape(title)) + "\n";
   if (!c.budget.empty()) head += element("p", "soft", rich(c.budget)) + "\n";
   if (!summary.progress.empty()) {
     std::string banner = escape(summary.progress);

@@ -163,46 +163,55 @@ Json to_json(const SizeSeries& series) {
   return {{"task", series.name}, {"answer", series.answer}, {"models", std::move(models)}};
 }
 
+Json json_rows(const TaskSummary& task) {
+  Json rows = Json::array();
+  for (const Row& row : task.rows) rows.push_back(to_json(task, row));
+  return rows;
+}
+
+Json json_task(const Comparison& comparison, const TaskSummary& task) {
+  Json floors = Json::array();
+  for (const Floor& floor : task.task->floors) {
+    floors.push_back({{"name", floor.name}, {"quality", number(floor.quality)}});
+  }
+  Json out{{"task", task.task->name},
+           {"description", task.task->description},
+           {"options", setting(task.task->options)},
+           {"metric", task.task->metric},
+           {"unit", task.task->unit},
+           {"lower_is_better", task.task->lower_is_better},
+           {"floors", std::move(floors)},
+           {"stopping", task.task->stopping},
+           {"answer", task.answer},
+           {"recommendation", task.recommendation},
+           {"best_is_claimed", task.best_is_claimed},
+           {"models", json_rows(task)}};
+  for (const TaskSummary& again : task.robustness) {
+    out["robustness"] = {{"initialisation", comparison.robustness.front().title},
+                         {"answer", again.answer},
+                         {"best_is_claimed", again.best_is_claimed},
+                         {"models", json_rows(again)}};
+  }
+  return out;
+}
+
+Json json_sweep_runs(const Comparison& comparison) {
+  Json runs = Json::array();
+  for (const Run& run : comparison.runs) {
+    if (!run.sweep) continue;
+    runs.push_back(to_json(run));
+    runs.back()["model"] = run.model;
+    runs.back()["task"] = run.task;
+  }
+  return runs;
+}
+
 }  // namespace
 
 std::string to_json(const Comparison& comparison) {
   const Summary summary = summarize(comparison);
   Json tasks = Json::array();
-  for (const TaskSummary& task : summary.tasks) {
-    Json rows = Json::array();
-    for (const Row& row : task.rows) rows.push_back(to_json(task, row));
-    Json floors = Json::array();
-    for (const Floor& floor : task.task->floors) {
-      floors.push_back({{"name", floor.name}, {"quality", number(floor.quality)}});
-    }
-    tasks.push_back({{"task", task.task->name},
-                     {"description", task.task->description},
-                     {"options", setting(task.task->options)},
-                     {"metric", task.task->metric},
-                     {"unit", task.task->unit},
-                     {"lower_is_better", task.task->lower_is_better},
-                     {"floors", std::move(floors)},
-                     {"stopping", task.task->stopping},
-                     {"answer", task.answer},
-                     {"recommendation", task.recommendation},
-                     {"best_is_claimed", task.best_is_claimed},
-                     {"models", std::move(rows)}});
-    for (const TaskSummary& again : task.robustness) {
-      Json repeated = Json::array();
-      for (const Row& row : again.rows) repeated.push_back(to_json(again, row));
-      tasks.back()["robustness"] = {{"initialisation", comparison.robustness.front().title},
-                                    {"answer", again.answer},
-                                    {"best_is_claimed", again.best_is_claimed},
-                                    {"models", std::move(repeated)}};
-    }
-  }
-  Json sweep = Json::array();
-  for (const Run& run : comparison.runs) {
-    if (!run.sweep) continue;
-    sweep.push_back(to_json(run));
-    sweep.back()["model"] = run.model;
-    sweep.back()["task"] = run.task;
-  }
+  for (const TaskSummary& task : summary.tasks) tasks.push_back(json_task(comparison, task));
   Json scaling = Json::array();
   for (const SizeSeries& series : size_series(comparison, summary)) {
     scaling.push_back(to_json(series));
@@ -224,7 +233,7 @@ std::string to_json(const Comparison& comparison) {
            {"limits", summary.limits},
            {"swept", comparison.swept},
            {"sweep_planned", comparison.sweep_planned},
-           {"sweep_runs", std::move(sweep)},
+           {"sweep_runs", json_sweep_runs(comparison)},
            {"scaling", std::move(scaling)},
            {"tasks", std::move(tasks)},
            {"config", comparison.config}};

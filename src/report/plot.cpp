@@ -386,6 +386,36 @@ LabelPlace free_place(double x, double y, double radius, double width, const Fra
   return best;
 }
 
+// The labels of the lines at their ends, moved apart, with a leader from each end to its label.
+std::string draw_end_labels(const std::vector<const Line*>& drawn, const Frame& f) {
+  std::vector<double> ends;
+  for (const Line* line : drawn) {
+    ends.push_back(std::clamp(f.py(line->points.back().y), f.top, f.bottom));
+  }
+  const double count = std::max<double>(1, static_cast<double>(ends.size()));
+  const double gap = std::min(kLabelGap, (kHeight - 14) / count);
+  // Labels reach down beside the numbers of the axis only where they need more than the frame.
+  const bool fit = gap * (count - 1) <= f.bottom - f.top;
+  const std::vector<double> places = spread_labels(ends, gap, f.top, fit ? f.bottom : kHeight - 8);
+  std::string out;
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    const double x = std::min(f.px(drawn[i]->points.back().x), f.right);
+    const std::string css = series(drawn[i]->style);
+    if (drawn[i]->broken) out += cross_at(x, ends[i], css);
+    // A leader through the figure would look like a line.
+    if (drawn[i]->dotted && x < f.right - 60) {
+      out +=
+          text_at(x + 8, ends[i] + 4, "label " + css, shortened(drawn[i]->label, kWidth - x - 8));
+      continue;
+    }
+    out += str("<path class=\"leader ", css, "\" d=\"M", num(x + 3), " ", num(ends[i]), "L",
+               num(f.right + 8), " ", num(places[i]), "h5\"/>");
+    out += text_at(f.right + kLeader, places[i] + 4, "label " + css,
+                   shortened(drawn[i]->label, kWidth - f.right - kLeader));
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<double> Axis::ticks() const {
@@ -519,30 +549,7 @@ std::string draw(const LineChart& chart) {
     out += draw_mark(mark, f);
     readings.back().push_back({f.px(mark.x), f.py(mark.y), mark.style, mark.note});
   }
-  std::vector<double> ends;
-  for (const Line* line : drawn) {
-    ends.push_back(std::clamp(f.py(line->points.back().y), f.top, f.bottom));
-  }
-  const double count = std::max<double>(1, static_cast<double>(ends.size()));
-  const double gap = std::min(kLabelGap, (kHeight - 14) / count);
-  // Labels reach down beside the numbers of the axis only where they need more than the frame.
-  const bool fit = gap * (count - 1) <= f.bottom - f.top;
-  const std::vector<double> places = spread_labels(ends, gap, f.top, fit ? f.bottom : kHeight - 8);
-  for (size_t i = 0; i < drawn.size(); ++i) {
-    const double x = std::min(f.px(drawn[i]->points.back().x), f.right);
-    const std::string css = series(drawn[i]->style);
-    if (drawn[i]->broken) out += cross_at(x, ends[i], css);
-    // A leader through the figure would look like a line.
-    if (drawn[i]->dotted && x < f.right - 60) {
-      out +=
-          text_at(x + 8, ends[i] + 4, "label " + css, shortened(drawn[i]->label, kWidth - x - 8));
-      continue;
-    }
-    out += str("<path class=\"leader ", css, "\" d=\"M", num(x + 3), " ", num(ends[i]), "L",
-               num(f.right + 8), " ", num(places[i]), "h5\"/>");
-    out += text_at(f.right + kLeader, places[i] + 4, "label " + css,
-                   shortened(drawn[i]->label, kWidth - f.right - kLeader));
-  }
+  out += draw_end_labels(drawn, f);
   return with_readings(out + "</svg>", id, chart.title, readings);
 }
 

@@ -58,22 +58,21 @@ std::vector<SizePoint> points_of(const std::vector<const TaskSummary*>& tasks,
                                  const CommonSeeds& seeds, const ModelInfo& model) {
   std::vector<SizePoint> points;
   for (const TaskSummary* task : tasks) {
-    for (const Row& row : task->rows) {
-      if (row.model != &model || row.build == nullptr) continue;
-      SizePoint point{
-          .task = task, .parameters = static_cast<double>(row.build->parameters), .tokens = 0};
-      for (const Run* run : row.runs) {
-        if (!can_be_fitted(*run) || !seeds.of.at(task).contains(run->seed)) continue;
-        const Point& last = run->points.back();
-        point.tokens += last.tokens;
-        point.losses.emplace_back(run->seed, last.loss);
-      }
-      // The seeds end at different tokens where training stops at an accuracy.
-      if (!point.losses.empty()) point.tokens /= static_cast<double>(point.losses.size());
-      point.compute = 3 * row.build->flops_per_unit * point.tokens;
-      if (point.losses.empty() || !(point.compute > 0) || !(point.parameters > 0)) continue;
-      points.push_back(std::move(point));
+    const Row* const row = task->row_of(model);
+    if (row == nullptr || row->build == nullptr) continue;
+    SizePoint point{
+        .task = task, .parameters = static_cast<double>(row->build->parameters), .tokens = 0};
+    for (const Run* run : row->runs) {
+      if (!can_be_fitted(*run) || !seeds.of.at(task).contains(run->seed)) continue;
+      const Point& last = run->points.back();
+      point.tokens += last.tokens;
+      point.losses.emplace_back(run->seed, last.loss);
     }
+    // The seeds end at different tokens where training stops at an accuracy.
+    if (!point.losses.empty()) point.tokens /= static_cast<double>(point.losses.size());
+    point.compute = 3 * row->build->flops_per_unit * point.tokens;
+    if (point.losses.empty() || !(point.compute > 0) || !(point.parameters > 0)) continue;
+    points.push_back(std::move(point));
   }
   std::sort(points.begin(), points.end(),
             [](const SizePoint& a, const SizePoint& b) { return a.compute < b.compute; });
@@ -226,19 +225,71 @@ std::string worth_text(const Equivalence& e) {
   return out + " (95% interval " + low + " to " + high + ")";
 }
 
+std::string family_name(const FamilyFit& f) { return "`" + f.model->label + "`"; }
+
 // Why there is no law of the compute although there are results enough for one.
 std::string why_without_law(const FamilyFit& f) {
   if (f.off_grid) {
-    return "`" + f.model->label +
-           "` has results at too few sizes and budgets to fit its loss to parameters and data, as "
+    return family_name(f) +
+           " has results at too few sizes and budgets to fit its loss to parameters and data, as "
            "that of others is";
   }
   const bool with_size = f.surface.falls(0), with_data = f.surface.falls(1);
-  return "the loss of `" + f.model->label + "` falls with " +
+  return "the loss of " + family_name(f) + " falls with " +
          (with_size   ? "more parameters and not with more data"
           : with_data ? "more data and not with more parameters"
                       : "neither more parameters nor more data") +
          ", so that no size is the best for a given compute";
+}
+
+// Why what a family's compute is worth at its last size is not determined.
+std::string why_undetermined(const FamilyFit& f, const FamilyFit& base) {
+  if (!base.law.falls(0)) {
+    return "the loss of " + family_name(base) + " does not fall with the compute";
+  }
+  if (f.law.at({f.points.back().compute}) <= base.law.floor) {
+    return "the fit of " + family_name(base) + " stays above that loss";
+  }
+  return "the fit of " + family_name(base) + " would have to reach more than one size " +
+         (f.worth.back().below ? "below its first" : "beyond its last");
+}
+
+// What a family's compute is worth at its last size, as a sentence without its full stop.
+std::string worth_sentence(const FamilyFit& f, const FamilyFit& base) {
+  if (f.law.factors.empty()) return why_without_law(f);
+  const Equivalence& top = f.worth.back();
+  const std::string at = flops_text(f.points.back().compute);
+  if (std::isnan(top.factor)) {
+    return "what the compute of " + family_name(f) + " is worth at " + at +
+           " is not determined, because " + why_undetermined(f, base);
+  }
+  std::string out = "the baseline " + family_name(base) + " needs " + worth_text(top) +
+                    " the compute of " + family_name(f) + " for its loss at " + at;
+  if (known(top.interval) && top.interval.low <= 1 && top.interval.high >= 1) {
+    out += ", so that no difference is found";
+  }
+  return out;
+}
+
+// How the loss of a family falls, as a sentence without its full stop.
+std::string law_sentence(const FamilyFit& f) {
+  if (!f.law.falls(0)) return "the loss of " + family_name(f) + " does not fall with the compute";
+  return "the loss of " + family_name(f) + " falls as " + fixed(f.law.floor, 3) + " + " +
+         formatted("%.3g", f.law.factors[0]) + " C^-" + fixed(f.law.exponents[0], 3);
+}
+
+// How closely the fits meet the means, as a sentence.
+std::string error_sentence(const SizeSeries& series, const FamilyFit& base) {
+  double error = 0;
+  for (const FamilyFit& f : series.families) error = std::max(error, f.searched().error);
+  if (base.points.size() == kSizesForFit && error < kExact) {
+    return " With three sizes the curves pass through every mean, so that nothing tests their "
+           "form.";
+  }
+  return (base.surface.factors.empty()
+              ? " The curves miss the means by up to "
+              : " The fits of the loss to parameters and data miss the means by up to ") +
+         formatted("%.2g", error) + " nats (root of the mean square).";
 }
 
 std::string answer_of(const Comparison& c, const SizeSeries& series, bool resampled) {
@@ -246,7 +297,7 @@ std::string answer_of(const Comparison& c, const SizeSeries& series, bool resamp
   std::vector<std::string> short_of;
   for (const FamilyFit& f : series.families) {
     if (f.model == &c.models.front()) base = &f;
-    if (f.searched().factors.empty() && !f.off_grid) short_of.push_back("`" + f.model->label + "`");
+    if (f.searched().factors.empty() && !f.off_grid) short_of.push_back(family_name(f));
   }
   std::string out = "On " + series.name + ", ";
   if (!short_of.empty()) {
@@ -257,57 +308,13 @@ std::string answer_of(const Comparison& c, const SizeSeries& series, bool resamp
   if (base->law.factors.empty()) return out + why_without_law(*base) + ".";
   std::vector<std::string> said;
   for (const FamilyFit& f : series.families) {
-    if (&f == base) continue;
-    if (f.law.factors.empty()) {
-      said.push_back(why_without_law(f));
-      continue;
-    }
-    const Equivalence& top = f.worth.back();
-    const std::string name = "`" + f.model->label + "`";
-    const std::string at = flops_text(f.points.back().compute);
-    if (std::isnan(top.factor)) {
-      const std::string of_base = "`" + base->model->label + "`";
-      const bool never = f.law.at({f.points.back().compute}) <= base->law.floor;
-      const std::string reason =
-          !base->law.falls(0) ? "the loss of " + of_base + " does not fall with the compute"
-          : never             ? "the fit of " + of_base + " stays above that loss"
-                  : "the fit of " + of_base + " would have to reach more than one size " +
-                        (top.below ? "below its first" : "beyond its last");
-      said.push_back("what the compute of " + name + " is worth at " + at +
-                     " is not determined, because " + reason);
-      continue;
-    }
-    std::string sentence = "the baseline `" + base->model->label + "` needs " + worth_text(top) +
-                           " the compute of " + name + " for its loss at " + at;
-    if (known(top.interval) && top.interval.low <= 1 && top.interval.high >= 1) {
-      sentence += ", so that no difference is found";
-    }
-    said.push_back(std::move(sentence));
+    if (&f != base) said.push_back(worth_sentence(f, *base));
   }
-  if (said.empty() && !base->law.falls(0)) {
-    out += "the loss of `" + base->model->label + "` does not fall with the compute.";
-  } else if (said.empty()) {
-    out += "the loss of `" + base->model->label + "` falls as " + fixed(base->law.floor, 3) +
-           " + " + formatted("%.3g", base->law.factors[0]) + " C^-" +
-           fixed(base->law.exponents[0], 3) + ".";
-  } else {
-    out += join(said, "; ") + ".";
-  }
+  out += (said.empty() ? law_sentence(*base) : join(said, "; ")) + ".";
   if (!resampled) {
     out += str(" Intervals take at least ", kSeedsForClaim, " seeds of every size and model.");
   }
-  double error = 0;
-  const bool grid = !base->surface.factors.empty();
-  for (const FamilyFit& f : series.families) error = std::max(error, f.searched().error);
-  if (base->points.size() == kSizesForFit && error < kExact) {
-    out +=
-        " With three sizes the curves pass through every mean, so that nothing tests their form.";
-  } else {
-    out += (grid ? " The fits of the loss to parameters and data miss the means by up to "
-                 : " The curves miss the means by up to ") +
-           formatted("%.2g", error) + " nats (root of the mean square).";
-  }
-  return out;
+  return out + error_sentence(series, *base);
 }
 
 }  // namespace
@@ -398,9 +405,7 @@ std::vector<SizeSeries> size_series(const Comparison& c, const Summary& summary)
   std::vector<std::string> names;
   for (const TaskSummary& t : summary.tasks) {
     const std::string& name = t.task->size_of;
-    if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
-      names.push_back(name);
-    }
+    if (!name.empty()) add_once(names, name);
   }
   std::vector<SizeSeries> out;
   for (const std::string& name : names) {
@@ -429,6 +434,40 @@ std::vector<SizeSeries> size_series(const Comparison& c, const Summary& summary)
   return out;
 }
 
+namespace {
+
+// What is read at the ring of a size.
+std::string size_note(const FamilyFit& family, const SizePoint& point) {
+  return family.model->label + " on " + point.task->task->name + ": " + fixed(point.loss(), 3) +
+         " after " + flops_text(point.compute) + ", " + count(point.parameters) + " parameters, " +
+         count(point.tokens) + " " + point.task->task->unit;
+}
+
+// The fit of a family that has one, with its band where that is known.
+std::vector<LinePoint> fit_curve(const FamilyFit& family, const std::vector<double>& grid) {
+  std::vector<LinePoint> out;
+  for (size_t i = 0; i < grid.size(); ++i) {
+    const double y = family.law.at({grid[i]});
+    const Interval& band = family.bands[i];
+    out.push_back(
+        {grid[i], y, known(band) ? band.low : y, known(band) ? band.high : y,
+         "fit of " + family.model->label + ": " + fixed(y, 3) + " at " + flops_text(grid[i])});
+  }
+  return out;
+}
+
+// Joins two sizes of a family without a fit, so that the figure says which model they are of.
+std::vector<LinePoint> joined_sizes(const FamilyFit& family) {
+  std::vector<LinePoint> out;
+  if (family.points.size() > 2) return out;
+  for (const SizePoint& point : family.points) {
+    out.push_back({point.compute, point.loss(), point.loss(), point.loss()});
+  }
+  return out;
+}
+
+}  // namespace
+
 Chart scaling_chart(const Comparison& c, const SizeSeries& series) {
   LineChart chart;
   chart.title = "Loss against compute on " + series.name;
@@ -440,28 +479,14 @@ Chart scaling_chart(const Comparison& c, const SizeSeries& series) {
   Extent losses;
   bool fitted = false, has_bands = false;
   for (const FamilyFit& family : series.families) {
-    const auto style = [&] {
-      for (const Row& row : family.points[0].task->rows) {
-        if (row.model == family.model) return style_of(c, row);
-      }
-      return 0;
-    }();
-    Line line{.label = family.model->label, .style = style};
-    for (size_t i = 0; i < series.grid.size() && !family.law.factors.empty(); ++i) {
-      const double y = family.law.at({series.grid[i]});
-      const Interval& band = family.bands[i];
-      has_bands = has_bands || known(band);
-      line.points.push_back({series.grid[i], y, known(band) ? band.low : y,
-                             known(band) ? band.high : y,
-                             "fit of " + family.model->label + ": " + fixed(y, 3) + " at " +
-                                 flops_text(series.grid[i])});
-      losses.add(y);
-    }
+    const int style = style_of(c, *family.points[0].task->row_of(*family.model));
+    const bool has_law = !family.law.factors.empty();
+    Line line{.label = family.model->label,
+              .style = style,
+              .points = has_law ? fit_curve(family, series.grid) : joined_sizes(family)};
+    for (const LinePoint& p : line.points) losses.add(p.y);
     for (const SizePoint& point : family.points) {
-      const std::string note = family.model->label + " on " + point.task->task->name + ": " +
-                               fixed(point.loss(), 3) + " after " + flops_text(point.compute) +
-                               ", " + count(point.parameters) + " parameters, " +
-                               count(point.tokens) + " " + point.task->task->unit;
+      const std::string note = size_note(family, point);
       said.push_back(note);
       chart.marks.push_back({.style = style, .x = point.compute, .y = point.loss(), .note = note});
       losses.add(point.loss());
@@ -470,15 +495,8 @@ Chart scaling_chart(const Comparison& c, const SizeSeries& series) {
            exact(point.tokens), exact(point.compute), exact(point.loss()),
            family.searched().factors.empty() ? "" : exact(family.fitted_loss(point))});
     }
-    // Two sizes are joined, so that the figure says which model they are of.
-    if (family.law.factors.empty() && family.points.size() < 3) {
-      for (const SizePoint& point : family.points) {
-        line.points.push_back({point.compute, point.loss(), point.loss(), point.loss()});
-      }
-      std::sort(line.points.begin(), line.points.end(),
-                [](const LinePoint& a, const LinePoint& b) { return a.x < b.x; });
-    }
-    fitted = fitted || !family.law.factors.empty();
+    fitted = fitted || has_law;
+    has_bands = has_bands || std::any_of(family.bands.begin(), family.bands.end(), known);
     if (!line.points.empty()) chart.lines.push_back(std::move(line));
   }
   chart.description = join(said, "; ");

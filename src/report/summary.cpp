@@ -23,9 +23,7 @@ double last(const Run& run, double Point::* value) {
 template <typename Value>
 Stat over_finished(const Row& row, Value value) {
   std::vector<double> values;
-  for (const Run* run : row.runs) {
-    if (has_result(*run)) values.push_back(value(*run));
-  }
+  for (const Run* run : runs_with_result(row)) values.push_back(value(*run));
   return stat_of(values);
 }
 
@@ -61,11 +59,10 @@ std::vector<std::string> caveats(const Row& a, const Row& b) {
   return out;
 }
 
-Trend trend_of(const TaskInfo& task, const std::vector<const Run*>& runs) {
+Trend trend_of(const TaskInfo& task, const Row& row) {
   double now = 0, before = 0;
   int count = 0;
-  for (const Run* run : runs) {
-    if (!has_result(*run)) continue;
+  for (const Run* run : runs_with_result(row)) {
     const double wanted = 0.75 * static_cast<double>(run->points.back().step);
     const Point* near = nullptr;
     for (const Point& p : run->points) {
@@ -93,8 +90,7 @@ std::vector<FailedSetting> failed_settings_of(const Comparison& c, const TaskInf
                                               const ModelInfo& model) {
   std::vector<FailedSetting> out;
   for (const Run& run : c.runs) {
-    const bool of_sweep = run.sweep && run.model == model.label && run.task == task.name;
-    if (!of_sweep || !run_failed(run)) continue;
+    if (!run.sweep || !is_of(run, model.label, task.name) || !run_failed(run)) continue;
     std::vector<std::string> values;
     for (const SweptValue& v : run.setting) values.push_back(v.key + " = " + v.value);
     const std::string setting = join(values);
@@ -116,7 +112,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   row.planned = c.planned ? static_cast<int>(c.seeds.size()) : 0;
   const auto find = [&](const auto& all, auto& found) {
     for (const auto& one : all) {
-      if (one.model == model.label && one.task == task.name) found = &one;
+      if (is_of(one, model.label, task.name)) found = &one;
     }
   };
   find(c.builds, row.build);
@@ -124,9 +120,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   find(c.speeds, row.speed);
   for (const int64_t seed : c.seeds) {
     for (const Run& run : c.runs) {
-      if (run.sweep || run.model != model.label || run.task != task.name || run.seed != seed) {
-        continue;
-      }
+      if (run.sweep || !is_of(run, model.label, task.name) || run.seed != seed) continue;
       row.runs.push_back(&run);
       row.planned += !c.planned;
       row.failed += run_failed(run);
@@ -139,8 +133,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
   row.failed_settings = failed_settings_of(c, task, model);
   std::vector<double> results;
   double squares = 0;
-  for (const Run* run : row.runs) {
-    if (!has_result(*run)) continue;
+  for (const Run* run : runs_with_result(row)) {
     results.push_back(run->points.back().quality);
     squares += run->points.back().quality_error * run->points.back().quality_error;
   }
@@ -159,7 +152,7 @@ Row make_row(const Comparison& c, const TaskInfo& task, const ModelInfo& model) 
     measured(row.decode_tokens_per_second, row.speed->decode_tokens_per_second);
     measured(row.peak_memory, row.speed->peak_memory_bytes);
   }
-  row.trend = trend_of(task, row.runs);
+  row.trend = trend_of(task, row);
   return row;
 }
 
@@ -179,12 +172,8 @@ Verdict paired(const Row& a, const Row& b) {
   Verdict verdict;
   if (a.finished == 0 || b.finished == 0) return verdict;
   std::map<int64_t, std::pair<const Point*, const Point*>> seeds;
-  for (const Run* run : a.runs) {
-    if (has_result(*run)) seeds[run->seed].first = &run->points.back();
-  }
-  for (const Run* run : b.runs) {
-    if (has_result(*run)) seeds[run->seed].second = &run->points.back();
-  }
+  for (const Run* run : runs_with_result(a)) seeds[run->seed].first = &run->points.back();
+  for (const Run* run : runs_with_result(b)) seeds[run->seed].second = &run->points.back();
   PairedPoints pairs;
   for (const auto& [seed, points] : seeds) {
     if (points.first && points.second) {
@@ -399,6 +388,12 @@ const Row* TaskSummary::baseline() const {
   return found != rows.end() ? &*found : nullptr;
 }
 
+const Row* TaskSummary::row_of(const ModelInfo& model) const {
+  const auto found = std::find_if(rows.begin(), rows.end(),
+                                  [&](const Row& row) { return row.model->label == model.label; });
+  return found != rows.end() ? &*found : nullptr;
+}
+
 Stat stat_of(const std::vector<double>& values) {
   std::vector<double> finite;
   std::copy_if(values.begin(), values.end(), std::back_inserter(finite),
@@ -454,6 +449,13 @@ bool run_failed(const Run& run) {
 
 bool has_result(const Run& run) { return run.state == RunState::kFinished && !run_failed(run); }
 
+std::vector<const Run*> runs_with_result(const Row& row) {
+  std::vector<const Run*> out;
+  std::copy_if(row.runs.begin(), row.runs.end(), std::back_inserter(out),
+               [](const Run* run) { return has_result(*run); });
+  return out;
+}
+
 double state_of_row(const Row& row) { return row.build ? row.build->state() : kUnknown; }
 double whole_state_of_row(const Row& row) { return row.build ? row.build->state_bytes : kUnknown; }
 
@@ -482,13 +484,11 @@ std::string interruption_text(const Interruption& at) {
 }
 
 std::string failed_runs(const Row& row) {
-  return str(row.failed, row.failed == 1 ? " failed run of `" : " failed runs of `",
-             row.model->label, "`");
+  return counted(row.failed, "failed run") + " of `" + row.model->label + "`";
 }
 
 std::string diverged_runs(const Row& row) {
-  return str(row.diverged, row.diverged == 1 ? " diverged run of `" : " diverged runs of `",
-             row.model->label, "`");
+  return counted(row.diverged, "diverged run") + " of `" + row.model->label + "`";
 }
 
 Summary summarize(const Comparison& c) {

@@ -118,6 +118,8 @@ struct TaskSummary {
 
   // The row of the baseline, where there are rows.
   const Row* baseline() const;
+  // The row of the model with this one's label, which may be of another comparison; null for none.
+  const Row* row_of(const ModelInfo& model) const;
   const Floor* floor() const { return task->floors.empty() ? nullptr : &task->floors.back(); }
 };
 
@@ -154,6 +156,8 @@ std::string diverged_runs(const Row& row);
 bool run_failed(const Run& run);
 // A finished run that has one: its last point's metric is its result.
 bool has_result(const Run& run);
+// The runs of a row that have a result, in the order of the seeds.
+std::vector<const Run*> runs_with_result(const Row& row);
 // A run that finished, but with a warning.
 bool run_diverged(const Run& run);
 std::string run_problem(const Run& run);

@@ -78,6 +78,13 @@ std::string apart_from(const std::string& name, data::TaskSpec& first, data::Tas
   return str("differs from `", name, "` in ", report::list_of(parts));
 }
 
+// Where in `tasks` the one of that name is; their end where it is not.
+template <typename Tasks>
+auto find_task(Tasks& tasks, const std::string& name) {
+  return std::find_if(tasks.begin(), tasks.end(),
+                      [&](const report::TaskInfo& task) { return task.name == name; });
+}
+
 // The tasks of the runs, by their configurations. New ones are added to a report.
 class NamedTasks {
  public:
@@ -111,9 +118,7 @@ class NamedTasks {
       }
       report.tasks.push_back(std::move(info));
     }
-    const auto info =
-        std::find_if(report.tasks.begin(), report.tasks.end(),
-                     [&](const report::TaskInfo& task) { return task.name == known.name; });
+    const auto info = find_task(report.tasks, known.name);
     // Each seed has an order of its own.
     if (!drawn && !known.data.contains(config.train.seed)) {
       known.data[config.train.seed] = *data_of(config, *built_for(config));
@@ -231,6 +236,61 @@ void check_data(const std::string& folder, RunConfig& config, const NamedTasks::
   }
 }
 
+// A run that a report has, as its folder says.
+struct FoundRun {
+  const RunPlace& place;
+  const NamedTasks::Known& task;
+  RunConfig config;  // with the sizes of the task
+  std::vector<PastEvent> past;
+  std::string label = {};  // of its model
+};
+
+// Reads the runs and adds their tasks to `report`; their models have no labels yet.
+std::vector<FoundRun> found_runs(const std::vector<RunPlace>& places, NamedTasks& tasks,
+                                 report::Comparison& report) {
+  std::vector<FoundRun> out;
+  for (const RunPlace& place : places) {
+    RunConfig config = config_with_data(place.folder);
+    const NamedTasks::Known& task = tasks.of(place, config, report);
+    check_data(place.folder, config, task);
+    std::vector<PastEvent> past = past_of(place.folder, config);
+    config.fit(data::sizes_of(*task.task));
+    out.push_back(
+        {.place = place, .task = task, .config = std::move(config), .past = std::move(past)});
+  }
+  return out;
+}
+
+// Gives the runs the labels of their models, which are added to `report`. Those of tasks that
+// comparisons share come first.
+void name_models(std::vector<FoundRun>& found, NamedModels& models, report::Comparison& report) {
+  std::map<const NamedTasks::Known*, std::set<std::string>> comparisons_of;
+  for (const FoundRun& run : found) comparisons_of[&run.task].insert(run.place.comparison);
+  for (const bool several : {true, false}) {
+    for (FoundRun& run : found) {
+      if ((comparisons_of[&run.task].size() > 1) != several) continue;
+      run.label = models.of(run.place, run.config, run.past, run.task, report);
+    }
+  }
+}
+
+// Throws UsageError where two of the runs are of one model, task and seed.
+void refuse_copies(const std::vector<FoundRun>& found) {
+  for (auto run = found.begin(); run != found.end(); ++run) {
+    for (auto other = found.begin(); other != run; ++other) {
+      if (other->label == run->label && other->task.name == run->task.name &&
+          other->config.train.seed == run->config.train.seed) {
+        usage_error(run->place.folder, ": has the same configuration and seed as ",
+                    other->place.folder, "; leave one of them out.");
+      }
+    }
+  }
+}
+
+std::string absolute_folder(const std::string& folder) {
+  return fs::absolute(folder).lexically_normal().string();
+}
+
 }  // namespace
 
 RunReport::RunReport(const std::vector<std::string>& folders) {
@@ -241,48 +301,18 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
   alone_ = folders.size() == 1 && comparisons_.size() == 1;
   NamedTasks tasks;
   NamedModels models;
-  struct Found {
-    const RunPlace& place;
-    const NamedTasks::Known& task;
-    RunConfig config;
-    std::vector<PastEvent> past;
-    std::string label = {};
-  };
-  std::vector<Found> found;
-  std::map<const NamedTasks::Known*, std::set<std::string>> comparisons_of;
-  for (const RunPlace& place : places) {
-    RunConfig config = config_with_data(place.folder);
-    const NamedTasks::Known& task = tasks.of(place, config, empty_);
-    check_data(place.folder, config, task);
-    std::vector<PastEvent> past = past_of(place.folder, config);
-    config.fit(data::sizes_of(*task.task));
-    comparisons_of[&task].insert(place.comparison);
-    found.push_back(
-        {.place = place, .task = task, .config = std::move(config), .past = std::move(past)});
-  }
-  // Models get their names first where comparisons share a task.
-  for (const bool several : {true, false}) {
-    for (Found& run : found) {
-      if ((comparisons_of[&run.task].size() > 1) != several) continue;
-      run.label = models.of(run.place, run.config, run.past, run.task, empty_);
-    }
-  }
+  std::vector<FoundRun> found = found_runs(places, tasks, empty_);
+  name_models(found, models, empty_);
+  refuse_copies(found);
   std::set<int64_t> seeds;
-  for (Found& run : found) {
+  for (FoundRun& run : found) {
     const RunPlace& place = run.place;
-    const int64_t seed = run.config.train.seed;
-    for (const Run& other : runs_) {
-      if (other.run.model == run.label && other.run.task == run.task.name &&
-          other.run.seed == seed) {
-        usage_error(place.folder, ": has the same configuration and seed as ", other.folder,
-                    "; leave one of them out.");
-      }
-    }
+    seeds.insert(run.config.train.seed);
     runs_.push_back({.folder = place.folder,
                      .run = {.model = run.label,
                              .task = run.task.name,
-                             .seed = seed,
-                             .folder = fs::absolute(place.folder).lexically_normal().string()},
+                             .seed = run.config.train.seed,
+                             .folder = absolute_folder(place.folder)},
                      .bytes_per_token = run.task.task->bytes_per_token(),
                      .train = run.config.train,
                      .past = std::move(run.past),
@@ -291,7 +321,6 @@ RunReport::RunReport(const std::vector<std::string>& folders) {
                      .task_there = place.task,
                      .belongs_to = place.comparison.empty() ? comparison_around(place.folder)
                                                             : place.comparison});
-    seeds.insert(seed);
   }
   models.sort(empty_.models);
   compare_training();
@@ -359,9 +388,8 @@ void RunReport::compare_training() {
     empty_.swept.push_back(key.starts_with("train.") ? key.substr(6) : key);
   }
   const auto first_run = [&](const std::string& model, const std::string& task) {
-    return std::find_if(runs_.begin(), runs_.end(), [&](const Run& run) {
-      return run.run.model == model && run.run.task == task;
-    });
+    return std::find_if(runs_.begin(), runs_.end(),
+                        [&](const Run& run) { return report::is_of(run.run, model, task); });
   };
   for (report::Build& build : empty_.builds) {
     auto baseline = runs_.end();
@@ -411,7 +439,7 @@ bool is_worked_on(const std::string& folder, const std::string& comparison) {
 void add_failed(const std::vector<report::Run>& failed, report::Comparison& out) {
   for (const report::Run& run : failed) {
     const auto there = std::find_if(out.runs.begin(), out.runs.end(), [&](const report::Run& r) {
-      return !r.sweep && r.model == run.model && r.task == run.task && r.seed == run.seed;
+      return !r.sweep && report::is_of(r, run.model, run.task) && r.seed == run.seed;
     });
     if (there == out.runs.end()) {
       out.runs.push_back(run);
@@ -483,17 +511,13 @@ void RunReport::add_choices(const Compared& compared, const WrittenComparison& w
     // Two comparisons may have chosen the same for a model, one of them at an edge.
     const auto there =
         std::find_if(out.choices.begin(), out.choices.end(), [&](const report::Choice& other) {
-          return other.model == choice.model && other.task == choice.task;
+          return report::is_of(other, choice.model, choice.task);
         });
     if (there == out.choices.end()) {
       out.choices.push_back(std::move(choice));
       continue;
     }
-    for (const std::string& key : choice.at_edge) {
-      if (std::find(there->at_edge.begin(), there->at_edge.end(), key) == there->at_edge.end()) {
-        there->at_edge.push_back(key);
-      }
-    }
+    for (const std::string& key : choice.at_edge) report::add_once(there->at_edge, key);
   }
 }
 
@@ -505,9 +529,8 @@ void RunReport::add_written(const WrittenComparison& written, report::Comparison
   out.by_commands = written.by_commands;
   std::vector<report::TaskInfo> tasks;
   for (const ComparedTask& task : each_size(comparisons_.front().config)) {
-    const auto named = [&](const report::TaskInfo& info) { return info.name == task.name; };
-    const auto begun = std::find_if(out.tasks.begin(), out.tasks.end(), named);
-    const auto known = std::find_if(written.tasks.begin(), written.tasks.end(), named);
+    const auto begun = find_task(out.tasks, task.name);
+    const auto known = find_task(written.tasks, task.name);
     if (begun != out.tasks.end()) {
       tasks.push_back(*begun);
       // With the paths as they are configured, where its runs have absolute ones.
@@ -521,15 +544,13 @@ void RunReport::add_written(const WrittenComparison& written, report::Comparison
     }
   }
   for (const report::TaskInfo& task : out.tasks) {  // those that have another name here
-    const auto same = [&](const report::TaskInfo& other) { return other.name == task.name; };
-    if (std::none_of(tasks.begin(), tasks.end(), same)) tasks.push_back(task);
+    if (find_task(tasks, task.name) == tasks.end()) tasks.push_back(task);
   }
   out.tasks = std::move(tasks);
   for (const report::Build& build : written.builds) {
-    const auto same =
-        std::find_if(out.builds.begin(), out.builds.end(), [&](const report::Build& other) {
-          return other.model == build.model && other.task == build.task;
-        });
+    const auto same = std::find_if(
+        out.builds.begin(), out.builds.end(),
+        [&](const report::Build& other) { return report::is_of(other, build.model, build.task); });
     if (same == out.builds.end()) {
       out.builds.push_back(build);
     } else {
@@ -557,7 +578,7 @@ void RunReport::add_sweep(const Compared& compared, const WrittenComparison& wri
     out.runs.push_back(run);
     report::Run& added = out.runs.back();
     const std::string folder = compared.folder + "/" + run.folder;
-    added.folder = fs::absolute(folder).lexically_normal().string();
+    added.folder = absolute_folder(folder);
     const bool worked_on = is_worked_on(folder, compared.folder);
     // comparison.json may be older than the run's end.
     if (fs::exists(folder + "/result.json")) continue;
@@ -570,7 +591,7 @@ void RunReport::add_sweep(const Compared& compared, const WrittenComparison& wri
 void RunReport::add_settings(report::Comparison& out) {
   for (report::Run& run : out.runs) {
     for (const report::Choice& choice : out.choices) {
-      if (!run.sweep && choice.model == run.model && choice.task == run.task) {
+      if (!run.sweep && report::is_of(choice, run.model, run.task)) {
         run.setting = choice.setting;
       }
     }
@@ -595,7 +616,7 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
         report::Run run{.model = model.name,
                         .task = task.name,
                         .seed = seed,
-                        .folder = fs::absolute(folder).lexically_normal().string()};
+                        .folder = absolute_folder(folder)};
         if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
           const bool worked_on = is_worked_on(folder, compared.folder);
           const RunMetrics metrics = take_progress(run, folder, run_config_in(folder).train, *bytes,
