@@ -338,6 +338,19 @@ std::vector<std::string> preset_rows() {
 using Loaded = std::tuple<std::string, std::string, std::vector<std::string>, std::vector<Tensor>,
                           std::vector<std::string>, std::string, int64_t, std::string>;
 
+// The tokenizer of a run, "" for none. An encoder-decoder that `save` wrote is of no task with
+// texts: its tokenizer lies beside it, or its vocabulary is not the task's and may be bytes.
+std::string tokenizer_of(const std::string& folder, const LoadedRun& run) {
+  if (const std::string* file = run.config.task->tokenizer_file()) return *file;
+  if (run.config.task->tokenizer()) return "bytes";
+  if (run.config.model.kind != "encoder_decoder") return "";
+  for (const char* name : {"/tokenizer.json", "/tokenizer.model"}) {
+    if (std::filesystem::exists(folder + name)) return folder + name;
+  }
+  const auto sizes = run.config.task->known_sizes();
+  return sizes && sizes->vocabulary != run.config.model.vocabulary ? "bytes" : "";
+}
+
 // A run, or a Hugging Face folder: spec, configuration as JSON, the names, values and kinds of its
 // tensors, tokenizer ("" for none), step, a sentence for the user or "".
 Loaded load(std::string_view path, std::string_view checkpoint) {
@@ -352,11 +365,7 @@ Loaded load(std::string_view path, std::string_view checkpoint) {
       config = run.config.model;
       model = run.model;
       step = run.step;
-      if (const std::string* file = run.config.task->tokenizer_file()) {
-        tokenizer = *file;
-      } else if (run.config.task->tokenizer()) {
-        tokenizer = "bytes";
-      }
+      tokenizer = tokenizer_of(folder, run);
     } else {
       ImportedModel read = read_folder(folder);
       config = read.config.model;

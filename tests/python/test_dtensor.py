@@ -212,6 +212,8 @@ def test_heads_that_two_dimensions_of_a_mesh_split(said):
 
 
 def test_two_processes_share_every_operator(said):
+    with_kernels = {name for name in headloom.ops.__all__ if hasattr(torch.ops.headloom, f"{name}_fused")}
+    assert headloom.dtensor.RULES.keys() == with_kernels
     # check_dynamic_weights() has that one.
     assert {name for name, *_ in CASES.values()} == headloom.dtensor.RULES.keys() - {"dynamic_weights"}
     assert ["two share all" in text for text in said] == [True, True], "\n".join(said)

@@ -518,6 +518,30 @@ def test_save_and_load(kind, tmp_path):
         model.save(tmp_path / "run")
 
 
+@pytest.mark.parametrize("of_bytes", [True, False])
+def test_an_encoder_decoder_keeps_its_tokenizer(tmp_path, of_bytes):
+    name = "bytes"
+    if not of_bytes:
+        tokenizers = pytest.importorskip("tokenizers")
+        letters = tokenizers.models.BPE({"<s>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")])
+        tokenizer = tokenizers.Tokenizer(letters)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        name = str(tmp_path / "tokenizer.json")
+    model = headloom.model("transformer-tiny", tokenizer=name, max_length=64)
+    model.save(tmp_path / "run")
+    back = headloom.load(tmp_path / "run")
+    assert back.encode("ab").tolist() == model.encode("ab").tolist()
+    said = [one.generate("a", 4, source="b", temperature=0) for one in (back, model.eval())]
+    assert said[0] == said[1]
+
+
+def test_an_encoder_decoder_of_numbers_reads_no_text(tmp_path):
+    make("encoder_decoder").save(tmp_path / "run")
+    assert headloom.load(tmp_path / "run").tokenizer is None
+
+
 def test_what_it_saved_it_can_speak(speaker, tmp_path):
     speaker.save(tmp_path / "run")
     back = headloom.load(tmp_path / "run")
