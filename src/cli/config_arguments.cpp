@@ -81,10 +81,9 @@ namespace {
 // where it is that of a run or of a comparison.
 std::string place_to_go_on(const std::string& path) {
   const std::filesystem::path file = path;
-  const bool stored = file.filename() == "config.toml" &&
-                      (is_there((file.parent_path() / "metrics.jsonl").string()) ||
-                       is_there((file.parent_path() / "comparison.json").string()));
   const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
+  const bool stored = file.filename() == "config.toml" &&
+                      (is_there(metrics_path(folder)) || is_there(folder + "/comparison.json"));
   return shell_word(stored ? folder : path);
 }
 

@@ -98,19 +98,21 @@ NamedTensors tensors_in(const TrainState& state, const std::string& where, const
   ModelConfig theirs, ours = model.config();
   // Read and written anew: an option that came after the checkpoint is at its default.
   read_fields(parse_toml(state.model, where + "/state.json"), theirs);
-  const bool adapts = weights == WeightsOf::kAdapted && difference_of_weights(theirs, ours);
-  ModelConfig same = adapts ? adapted(theirs, ours) : theirs;
-  if (const auto other = difference_of_weights(same, ours)) {
+  auto other = difference_of_weights(theirs, ours);
+  if (!other) return out;
+  if (weights == WeightsOf::kAdapted) {
+    ModelConfig same = adapted(theirs, ours);
+    other = difference_of_weights(same, ours);
+  }
+  if (other) {
     throw OtherModel(str(where, ": its weights are of a model with ", other->was(),
                          ", but the configuration (config.toml of a run) has ", other->is(), "."));
   }
-  if (adapts) {
-    std::set<std::string> present;
-    for (const auto& [name, tensor] : named_tensors(*build_without_memory(theirs))) {
-      present.insert(name);
-    }
-    std::erase_if(out, [&](const auto& named) { return !present.contains(named.first); });
+  std::set<std::string> present;
+  for (const auto& [name, tensor] : named_tensors(*build_without_memory(theirs))) {
+    present.insert(name);
   }
+  std::erase_if(out, [&](const auto& named) { return !present.contains(named.first); });
   return out;
 }
 

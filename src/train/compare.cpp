@@ -11,6 +11,7 @@
 #include "train/interrupt.h"
 #include "train/progress.h"
 #include "train/reported.h"
+#include "train/run_folder.h"
 #include "train/workers.h"
 
 namespace headloom {
@@ -46,7 +47,7 @@ void note_interrupted_runs(report::Comparison& comparison, const std::string& fo
     if (run.state != report::RunState::kRunning) continue;
     const std::string path = folder + "/" + run.folder;
     note_interruption(run, path, folder, FolderLock::is_held(path),
-                      read_metrics(path + "/metrics.jsonl"));
+                      read_metrics(metrics_path(path)));
   }
   for (report::Comparison& again : comparison.robustness) note_interrupted_runs(again, folder);
 }

@@ -351,12 +351,13 @@ Evaluation evaluate(Model& model, const data::Task& task, int64_t sequences, int
   model.eval();
   const int64_t total = sequences_read(task, split, sequences);
   const ContextParallel* const among = model.config().context_parallel.get();
-  const int64_t with_same = among == nullptr ? 1 : among->size;
+  const int64_t processes_per_sequence = among == nullptr ? 1 : among->size;
+  const int64_t shares = group == nullptr ? 1 : group->size() / processes_per_sequence;
+  const int64_t own_share = group == nullptr ? 0 : group->rank() / processes_per_sequence;
   const Tensor found = at::zeros({total, 3}, at::kDouble);  // as summarised() reads it
   int64_t state_bytes = 0;
-  const int64_t ranks = group == nullptr ? 1 : group->size() / with_same;
-  for (int64_t next = 0; next < total; next += ranks * batch) {
-    const int64_t own = next + (group == nullptr ? 0 : group->rank() / with_same * batch);
+  for (int64_t next = 0; next < total; next += shares * batch) {
+    const int64_t own = next + own_share * batch;
     // Processes that share out the parameters compute as many batches as each other. Where one has
     // none left, it computes the first one again, for nothing.
     const int64_t first = own < total ? own : 0;

@@ -13,6 +13,7 @@
 #include "core/json_text.h"
 #include "core/text.h"
 #include "model/describe.h"
+#include "train/compare_checks.h"
 #include "train/evaluate.h"
 #include "train/optimizer.h"
 #include "train/reported.h"
@@ -25,81 +26,6 @@ namespace headloom {
 namespace {
 
 namespace fs = std::filesystem;
-
-// The names of a task and of a size together fit into that of a folder.
-constexpr size_t kLongestName = 120;
-
-// Names become folders. `entry` counts from 1.
-void check_name(const std::string& name, const char* what, size_t entry) {
-  if (name.empty()) {
-    usage_error("entry ", entry, " of [[", what, "]] has no 'name', by which the report calls it.");
-  }
-  if (name.size() > kLongestName) {
-    usage_error("entry ", entry, " of [[", what, "]] has a name of ", name.size(),
-                " characters, expected at most ", kLongestName, ": '", name, "'.");
-  }
-  bool good = name.front() != '.' && name.front() != ' ' && name.back() != ' ';
-  for (char c : name) {
-    good = good && (std::isalnum(static_cast<unsigned char>(c)) ||
-                    std::string("_-+. ").find(c) != std::string::npos);
-  }
-  if (!good) {
-    usage_error("entry ", entry, " of [[", what, "]] has the name '", name,
-                "', expected letters from a to z, digits, spaces and any of _ - + . with no point "
-                "in front and no space at either end.");
-  }
-}
-
-template <typename Named>
-void check_names(const std::vector<Named>& items, const char* what) {
-  if (items.empty()) usage_error("the comparison has no [[", what, "]], expected at least one.");
-  std::set<std::string> seen;
-  for (const Named& item : items) {
-    check_name(item.name, what, seen.size() + 1);
-    if (!seen.insert(item.name).second) {
-      usage_error("two of [[", what, "]] are named '", item.name, "', expected different names.");
-    }
-  }
-}
-
-// Tasks at sizes become folders by both names.
-void check_names_at_sizes(const std::vector<ComparedTask>& at_sizes) {
-  std::map<std::string, std::string> tasks;
-  for (const ComparedTask& task : at_sizes) {
-    const auto [first, is_new] = tasks.emplace(task.name, task.size_of);
-    if (is_new) continue;
-    usage_error("'", first->second, "' and '", task.size_of, "' of [[tasks]] are both called '",
-                task.name, "' at one of [[sizes]], expected other names.");
-  }
-}
-
-// Every table [train] of the comparison, with its name.
-std::vector<std::pair<const char*, const Node*>> train_tables(const CompareConfig& config) {
-  std::vector<std::pair<const char*, const Node*>> out = {{"train", &config.train}};
-  for (const auto& model : config.models) out.emplace_back("models.train", &model.train);
-  for (const auto& task : config.tasks) out.emplace_back("tasks.train", &task.train);
-  for (const auto& size : config.sizes) out.emplace_back("sizes.train", &size.train);
-  std::erase_if(out, [](const auto& table) { return !table.second->is_table(); });
-  return out;
-}
-
-void check_seeds(const CompareConfig& config, const Sweep& sweep) {
-  for (const auto& [name, train] : train_tables(config)) {
-    if (train->find("seed") == nullptr) continue;
-    usage_error(train->find("seed")->origin, ": [", name,
-                "] has the key 'seed', but every model trains from each of 'seeds', expected the "
-                "seeds there alone.");
-  }
-  check_different_seeds(config.seeds, "seeds");
-  const std::set<int64_t> seeds(config.seeds.begin(), config.seeds.end());
-  if (sweep.empty()) return;
-  for (const int64_t seed : sweep.seeds) {
-    if (!seeds.contains(seed)) continue;
-    usage_error("'sweep.seeds' has the seed ", seed,
-                ", which is one of 'seeds', expected other seeds, because what is reported is "
-                "trained from seeds that nothing was chosen by.");
-  }
-}
 
 // Merges `changes` over the table `key` of every layer.
 void change_layers(Node& model, const std::string& key, const Node& changes) {
@@ -150,34 +76,6 @@ Node combined(const CompareConfig& config, const ComparedModel& model, const Com
   return root;
 }
 
-// Whether the configuration lets a run end before the budget does.
-bool stops_early(const CompareConfig& config) {
-  const auto tables = train_tables(config);
-  return std::any_of(tables.begin(), tables.end(), [](const auto& table) {
-    return table.second->find("stop_accuracy") != nullptr;
-  });
-}
-
-// A comparison that chooses by held-out data says which half of them a run reads.
-void check_no_eval_split(const CompareConfig& config) {
-  for (const auto& [name, train] : train_tables(config)) {
-    const Node* const given = train->find("eval_split");
-    if (given == nullptr) continue;
-    usage_error(given->place(), "'train.eval_split' has no effect with [sweep] or ",
-                "train.stop_accuracy, expected none: what is chosen is chosen on validation data, ",
-                "and what is reported is of test data.");
-  }
-}
-
-// What is swept keeps its value under the second initialisation.
-void check_robustness(const RobustnessOptions& robustness, const Sweep& sweep) {
-  for (const SweepKey& key : sweep.keys) {
-    if (key.table != "model" || !has_below(robustness.model, key.key)) continue;
-    usage_error("'robustness.model.", key.key, "' is swept by 'sweep.", key.name,
-                "', expected one of the two.");
-  }
-}
-
 constexpr const char* kStepSeconds = "/step_seconds.json";
 
 // `machine` becomes the one that they were measured on. Files of earlier versions do not say it,
@@ -219,20 +117,17 @@ CompareConfig at_each_size(CompareConfig config) {
   return config;
 }
 
-// A key of [train] that was asked for on the command line must change something. In a file it may
-// stand there for tasks that are added later.
-void check_asked_for(const CompareConfig& config) {
-  for (const auto& [key, value] : config.train.table()) {
-    if (value.origin != "--set train." + key || value.is_table() || config.tasks.empty()) continue;
-    if (!std::all_of(config.tasks.begin(), config.tasks.end(), [&, &name = key](const auto& task) {
-          return task.train.find(name) != nullptr;
-        })) {
-      continue;
-    }
-    usage_error(value.origin, ": changes nothing, because every task has its own 'train.", key,
-                "', expected --set ", config.sizes.empty() ? "tasks" : "sizes", ".0.train.", key,
-                " and so on.");
+// What a comparison says before anything of it is built.
+report::Comparison empty_comparison(const CompareConfig& config, const Sweep& sweep) {
+  report::Comparison out;
+  out.title = config.title;
+  out.seeds = config.seeds;
+  for (const SweepKey& key : sweep.keys) out.swept.push_back(key.name);
+  if (!sweep.empty()) out.sweep_seeds = sweep.seeds;
+  for (const ComparedModel& m : config.models) {
+    out.models.push_back({.label = m.name, .description = m.description});
   }
+  return out;
 }
 
 }  // namespace
@@ -241,53 +136,19 @@ Experiment::Experiment(const CompareConfig& config, const CompareControl& contro
     : config_(at_each_size(config)),
       control_(control),
       sweep_(Sweep::read(config.sweep)),
-      splits_(!sweep_.empty() || stops_early(config_)) {
+      splits_(asks_validation_data(config_, sweep_)) {
   if (fs::is_directory(control.folder)) lock_.emplace(control.folder);
-  check_names(config.models, "models");
-  check_names(config.tasks, "tasks");
-  check_asked_for(config_);
-  if (!config.sizes.empty()) check_names(config.sizes, "sizes");
-  check_names_at_sizes(config_.tasks);
-  check_seeds(config, sweep_);
-  if (splits_) check_no_eval_split(config);
-  check_robustness(config.robustness, sweep_);
+  check_comparison(config, config_, sweep_);
   if (!control.fresh) step_seconds_ = read_step_seconds(control.folder, timed_on_);
-  report::Comparison& comparison = outcome_.comparison;
-  comparison.title = config.title;
-  comparison.seeds = config.seeds;
-  for (const SweepKey& key : sweep_.keys) {
-    if (key.place() == "train.eval_every" && stops_early(config_)) {
-      usage_error("'sweep.", key.name,
-                  "' cannot be swept with 'train.stop_accuracy', because a run ",
-                  "stops at an evaluation.");
-    }
-    comparison.swept.push_back(key.name);
-    if (config.match_parameters && key.table == "channel" && key.key == "hidden") {
-      usage_error("'sweep.", key.name,
-                  "' cannot be swept where 'match_parameters' is true, because that width makes "
-                  "the parameters equal.");
-    }
-  }
-  if (!sweep_.empty()) comparison.sweep_seeds = sweep_.seeds;
-  for (const ComparedModel& m : config.models) {
-    comparison.models.push_back({.label = m.name, .description = m.description});
-    if (m.train.find("steps") != nullptr) {
-      usage_error("model '", m.name,
-                  "' has 'train.steps', which the budget decides, expected it "
-                  "in [train] or in a task's train.");
-    }
-  }
+  check_swept_keys(config_, sweep_);
+  check_no_own_steps(config.models);
+  outcome_.comparison = empty_comparison(config, sweep_);
   for (size_t t = 0; t < config_.tasks.size(); ++t) {
     add_task(t);
     for (size_t m = 0; m < config.models.size(); ++m) add_model(m, t);
   }
-  // An empty table has an origin where somebody has written it.
-  if (config.robustness.empty() && !config.robustness.model.origin.empty()) {
-    usage_error(config.robustness.model.place(),
-                "'robustness.model' is empty, expected another initialisation, such as "
-                "{equal_init = true}.");
-  }
-  comparison.budget = budget_text();
+  check_robustness_not_empty(config.robustness);
+  outcome_.comparison.budget = budget_text();
 }
 
 // One sentence: what all runs have equal.
@@ -763,50 +624,67 @@ CompareOutcome Experiment::outcome() const {
   CompareOutcome out = outcome_;
   out.planned = planned();
   out.comparison.sweep_planned = static_cast<int>(planned_trials());
+  add_choices(out.comparison);
+  add_trial_runs(out.comparison);
+  add_final_runs(out.comparison);
+  if (!config_.robustness.empty()) out.comparison.robustness = {repetition(out.comparison)};
+  return out;
+}
+
+void Experiment::add_choices(report::Comparison& out) const {
+  if (sweep_.empty()) return;
   for (const Cell& cell : cells_) {
-    if (sweep_.empty() || !cell.chosen) continue;
-    out.comparison.choices.push_back({.model = config_.models[cell.model].name,
-                                      .task = config_.tasks[cell.task].name,
-                                      .setting = sweep_.setting(*cell.chosen),
-                                      .at_edge = cell.at_edge});
+    if (!cell.chosen) continue;
+    out.choices.push_back({.model = config_.models[cell.model].name,
+                           .task = config_.tasks[cell.task].name,
+                           .setting = sweep_.setting(*cell.chosen),
+                           .at_edge = cell.at_edge});
   }
-  std::vector<report::Run>& runs = out.comparison.runs;
+}
+
+void Experiment::add_trial_runs(report::Comparison& out) const {
   for (size_t s = 0; s < sweep_.seeds.size(); ++s) {
     for (const Cell& cell : cells_) {
       for (const Trial& trial : cell.trials) {
-        if (trial.runs[s].begun) runs.push_back(trial.runs[s].run);
+        if (trial.runs[s].begun) out.runs.push_back(trial.runs[s].run);
       }
     }
   }
+}
+
+// Where nothing could be chosen, all runs of the cell have failed.
+void Experiment::add_final_runs(report::Comparison& out) const {
   for (size_t s = 0; s < config_.seeds.size(); ++s) {
     for (const Cell& cell : cells_) {
       if (!cell.problem.empty()) {
-        runs.push_back({.model = config_.models[cell.model].name,
-                        .task = config_.tasks[cell.task].name,
-                        .seed = config_.seeds[s],
-                        .state = report::RunState::kFailed,
-                        .problem = cell.problem});
+        out.runs.push_back({.model = config_.models[cell.model].name,
+                            .task = config_.tasks[cell.task].name,
+                            .seed = config_.seeds[s],
+                            .state = report::RunState::kFailed,
+                            .problem = cell.problem});
       } else if (!cell.finals.empty() && cell.finals[s].begun) {
-        runs.push_back(cell.finals[s].run);
+        out.runs.push_back(cell.finals[s].run);
       }
     }
   }
-  if (config_.robustness.empty()) return out;
-  report::Comparison repeated = out.comparison;
-  repeated.title = config_.robustness.title();
-  repeated.speeds.clear();
+}
+
+// The comparison under the second initialisation. `first` has all runs under the first one.
+report::Comparison Experiment::repetition(const report::Comparison& first) const {
+  report::Comparison out = first;
+  out.title = config_.robustness.title();
+  out.speeds.clear();
   // A sweep without a choice has failed for both.
-  std::erase_if(repeated.runs, [](const report::Run& run) {
+  std::erase_if(out.runs, [](const report::Run& run) {
     return run.sweep || run.state != report::RunState::kFailed || !run.folder.empty();
   });
   for (size_t s = 0; s < config_.seeds.size(); ++s) {
     for (const Cell& cell : cells_) {
       if (!cell.repeated.empty() && cell.repeated[s].begun) {
-        repeated.runs.push_back(cell.repeated[s].run);
+        out.runs.push_back(cell.repeated[s].run);
       }
     }
   }
-  out.comparison.robustness = {std::move(repeated)};
   return out;
 }
 

@@ -73,6 +73,10 @@ class Experiment {
   void remove_runs() const;
   void choose(Cell& cell);
   size_t planned_trials() const;
+  void add_choices(report::Comparison& out) const;
+  void add_trial_runs(report::Comparison& out) const;
+  void add_final_runs(report::Comparison& out) const;
+  report::Comparison repetition(const report::Comparison& first) const;
   std::string named(size_t model, size_t task) const;
   std::vector<std::string> others() const;
   // `part` is "runs" or "robustness".

@@ -30,7 +30,7 @@ struct Progressed {
 };
 
 Progressed progress_in(const std::string& run) {
-  return {read_result(run + "/result.json"), read_metrics(run + "/metrics.jsonl")};
+  return {read_result(result_path(run)), read_metrics(metrics_path(run))};
 }
 
 void take_points(PlannedRun& planned, const RunMetrics& metrics) {
@@ -59,8 +59,8 @@ enum class Present { no, same, moved, other };
 // can be reported or go on.
 Present present(const std::string& run, const Node& planned, const Progressed& progress) {
   if (!fs::exists(run + "/config.toml")) {
-    return fs::exists(run + "/metrics.jsonl") || fs::exists(run + "/checkpoints") ? Present::other
-                                                                                  : Present::no;
+    return fs::exists(metrics_path(run)) || fs::exists(run + "/checkpoints") ? Present::other
+                                                                             : Present::no;
   }
   try {
     RunConfig config = read_run_config(planned);
@@ -205,7 +205,7 @@ std::vector<report::Run> begun_sweep_runs(const std::string& folder) {
 void refresh(PlannedRun& planned, const std::string& folder) {
   if (planned.finished) return;
   const std::string run = folder + "/" + planned.path;
-  planned.begun = fs::exists(run + "/config.toml") || fs::exists(run + "/result.json");
+  planned.begun = fs::exists(run + "/config.toml") || fs::exists(result_path(run));
   if (planned.begun) take(planned, progress_in(run));
 }
 
@@ -218,7 +218,7 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
         planned.config, {.folder = run, .resume = true, .label = label, .of_comparison = true});
     result = outcome.result;
     if (outcome.interrupted) {
-      take_points(planned, read_metrics(run + "/metrics.jsonl"));
+      take_points(planned, read_metrics(metrics_path(run)));
       return false;
     }
   } catch (const UsageError&) {
@@ -234,9 +234,9 @@ bool train_run(PlannedRun& planned, const std::string& folder, const std::string
     write_run_config(run, config, "");
     if (const std::string* file = config.task->tokenizer_file()) keep_tokenizer(run, *file);
   }
-  write_result(run + "/result.json", result);
+  write_result(result_path(run), result);
   finish(planned, result);
-  take_points(planned, read_metrics(run + "/metrics.jsonl"));
+  take_points(planned, read_metrics(metrics_path(run)));
   return true;
 }
 
@@ -262,7 +262,7 @@ bool adopt_run(PlannedRun& planned, const std::string& folder, const data::Task&
     }
   }
   if (found == Present::other) set_aside(run);
-  if (found == Present::no) fs::remove(run + "/result.json");  // whose configuration is gone
+  if (found == Present::no) fs::remove(result_path(run));  // whose configuration is gone
   if (found != Present::same) return false;
   take(planned, progress);
   return true;

@@ -47,6 +47,10 @@ bool same_content(const std::string& a, const std::string& b) {
 
 }  // namespace
 
+std::string metrics_path(const std::string& folder) { return folder + "/metrics.jsonl"; }
+
+std::string result_path(const std::string& folder) { return folder + "/result.json"; }
+
 std::string kept_tokenizer(const std::string& folder, const std::string& file) {
   return folder + "/tokenizer" + fs::path(file).extension().string();
 }

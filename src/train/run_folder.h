@@ -12,6 +12,10 @@
 
 namespace headloom {
 
+// Where the run in `folder` has its steps and evaluations (metrics.h), and how it ended (result.h).
+std::string metrics_path(const std::string& folder);
+std::string result_path(const std::string& folder);
+
 // Where the run in `folder` keeps its copy of the tokenizer that `file` names.
 std::string kept_tokenizer(const std::string& folder, const std::string& file);
 

@@ -42,7 +42,7 @@ std::vector<RunPlace> runs_of_comparison(const std::string& folder, size_t first
         const std::string run = str(folder, "/runs/", task.name, "/", model, "/seed-", seed);
         // A run that failed before its first evaluation has a result alone.
         if (!fs::exists(run + "/config.toml") ||
-            (!fs::exists(run + "/metrics.jsonl") && !fs::exists(run + "/result.json"))) {
+            (!fs::exists(metrics_path(run)) && !fs::exists(result_path(run)))) {
           continue;
         }
         // Not every model need have begun on every task.
@@ -73,7 +73,7 @@ std::vector<RunPlace> places_in(const std::vector<std::string>& folders) {
             ": has no config.toml, expected the folder of a run or of a comparison.");
     const bool several = is_comparison(folder);
     if (!several) {
-      require(fs::exists(folder + "/metrics.jsonl"), folder,
+      require(fs::exists(metrics_path(folder)), folder,
               ": has no metrics.jsonl: it was not trained here, so there is nothing to report.");
     }
     const size_t first_rank = rank;

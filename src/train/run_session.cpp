@@ -144,7 +144,7 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
     if (!goes_on()) refuse_present();
     return go_on(model, optimizer, task);
   }
-  const std::string path = folder + "/config.toml", metrics = folder + "/metrics.jsonl";
+  const std::string path = folder + "/config.toml", metrics = metrics_path(folder);
   // A run that stopped before its first checkpoint starts anew; nothing else is written over.
   if (fs::exists(metrics) && !is_of_run(metrics)) {
     usage_error(folder, ": holds 'metrics.jsonl', which is not a run's and would be overwritten; ",
@@ -193,7 +193,7 @@ void RunSession::check_something_left(int64_t from) const {
     usage_error(folder, ": is at step ", from, ", so 'train.steps' = ", config_.train.steps,
                 " leaves nothing to train, expected more.");
   }
-  std::vector<EvalPoint> done = read_metrics(folder + "/metrics.jsonl").evaluations;
+  std::vector<EvalPoint> done = read_metrics(metrics_path(folder)).evaluations;
   std::erase_if(done, [&](const EvalPoint& point) { return point.step != from; });
   if (is_whole(config_.train, done)) {
     usage_error(folder, ": at step ", from,

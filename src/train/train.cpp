@@ -89,7 +89,7 @@ class Trainer {
         gradients_(model_->parameters(), grid_.data, shards()),
         optimizer_(*model_, options_, shards(), cut_.get()),
         state_(open()),
-        metrics_(first() ? control_.folder + "/metrics.jsonl" : "", state_.step, state_.load) {}
+        metrics_(first() ? metrics_path(control_.folder) : "", state_.step, state_.load) {}
 
   TrainOutcome run() {
     try {
@@ -128,7 +128,7 @@ class Trainer {
   void note_failure(const std::string& problem) const {
     if (!first()) return;
     try {
-      write_result(result_path(), {.problem = problem});
+      write_result(result_path(control_.folder), {.problem = problem});
     } catch (const Error&) {  // why training failed is what the user is to be told
     }
   }
@@ -137,7 +137,7 @@ class Trainer {
   // knows nothing of the run's memory, so that what the folder has of its end stands.
   RunResult result_after(int64_t trained, bool interrupted) {
     std::optional<RunResult> known;
-    if (trained == 0 && first()) known = read_result(result_path());
+    if (trained == 0 && first()) known = read_result(result_path(control_.folder));
     if (known && !known->problem.empty()) known.reset();
     if (group_.any(known.has_value())) return known.value_or(RunResult{});
     return {.problem = "",
@@ -146,8 +146,6 @@ class Trainer {
             // What a model needs on another device is not in the memory of the process.
             .peak_memory = trained > 0 && device_.is_cpu() ? memory_.bytes() : -1};
   }
-
-  std::string result_path() const { return control_.folder + "/result.json"; }
 
   TrainOutcome train_to_end() {
     TrainOutcome out;
@@ -169,7 +167,7 @@ class Trainer {
     if (!out.result.warning.empty()) progress_.line("warning: " + out.result.warning);
     // A comparison does so itself.
     if (first() && !out.interrupted && !control_.of_comparison) {
-      write_result(result_path(), out.result);
+      write_result(result_path(control_.folder), out.result);
     }
     return out;
   }
@@ -301,7 +299,7 @@ class Trainer {
     const int64_t begun_at = state_.step;
     while (state_.step < options_.steps && !reached_accuracy()) {
       // How it ended before does not hold any more.
-      if (first() && state_.step == begun_at) std::filesystem::remove(result_path());
+      if (first() && state_.step == begun_at) std::filesystem::remove(result_path(control_.folder));
       step();
       const bool at_end = state_.step == options_.steps;
       if (state_.step % options_.eval_every == 0 || at_end) evaluate_now();
