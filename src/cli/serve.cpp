@@ -127,14 +127,17 @@ Command serve_command() {
                 ->delimiter(',')
                 ->allow_extra_args(false)
                 ->check([](const std::string& origin) {
-                  const bool fine =
-                      origin == "*" ||
-                      ((origin.starts_with("http://") || origin.starts_with("https://")) &&
-                       !origin.ends_with('/'));
-                  return fine ? ""
-                              : "'" + origin +
-                                    "' is no origin, expected * or one like "
-                                    "https://a.example";
+                  // As browsers send it: in lower case, without a path.
+                  const size_t host = origin.starts_with("https://")  ? 8
+                                      : origin.starts_with("http://") ? 7
+                                                                      : origin.size();
+                  const bool fine = host < origin.size() && origin == lower_case(origin) &&
+                                    origin.find_first_of("/?#@ \t", host) == std::string::npos;
+                  return fine || origin == "*"
+                             ? ""
+                             : "'" + origin +
+                                   "' is no origin, expected * or one like https://a.example "
+                                   "(in small letters, without a path)";
                 });
             app.footer(serve::limits_text() + "\n\n" + app.get_footer());
             add_cache_option(app, a->cache);

@@ -64,8 +64,11 @@ Reply read_messages(const Json& object) {
 
 }  // namespace
 
-std::string parse_and_spell(const std::string& body, const ChatTemplate& chat) {
-  return chat.spelled(read_messages(parse_object(body, {"messages", "model"})));
+std::string parse_and_spell(const std::string& body, const ChatTemplate& chat,
+                            const std::string& model) {
+  const Json object = parse_object(body, {"messages", "model"});
+  check_model(object, model);
+  return chat.spelled(read_messages(object));
 }
 
 Asked parse_chat(const std::string& body, const Codec& codec, const ChatTemplate& chat,
@@ -81,6 +84,7 @@ Asked parse_chat(const std::string& body, const Codec& codec, const ChatTemplate
     refuse("'max_completion_tokens' and 'max_tokens' are both given, expected one.");
   }
   read(object, "max_completion_tokens", 0, kMostTokens, r.max_tokens);
+  if (!at(object, "max_completion_tokens").is_null()) r.max_tokens_key = "max_completion_tokens";
   r.default_tokens = kDefaultTokens;
   std::optional<int64_t> top;
   read(object, "top_logprobs", 0, kMostLogprobs, top);

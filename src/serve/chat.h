@@ -13,7 +13,8 @@ namespace headloom::serve {
 Asked parse_chat(const std::string& body, const Codec& codec, const ChatTemplate& chat,
                  const std::string& model, const Limits& limits);
 // The text that the "messages" of a body become, alone.
-std::string parse_and_spell(const std::string& body, const ChatTemplate& chat);
+std::string parse_and_spell(const std::string& body, const ChatTemplate& chat,
+                            const std::string& model);
 
 class ChatCompletion final : public AnswerWriter {
  public:

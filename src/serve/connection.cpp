@@ -121,6 +121,16 @@ bool Connection::wait_for_input() {
   return false;
 }
 
+void Connection::measure_headers(const char* text, size_t size) {
+  for (size_t i = 0; i < size; ++i) {
+    // The library has a limit of its own for the first line.
+    if (++line_bytes_ > CPPHTTPLIB_HEADER_MAX_LENGTH && lines_ > 0) fault_ = Fault::large_header;
+    if (text[i] != '\n') continue;
+    ++lines_;
+    line_bytes_ = 0;
+  }
+}
+
 ssize_t Connection::read(char* out, size_t size) {
   if (from_ == to_) {
     if (may_read_ == 0) fault_ = Fault::large;
@@ -134,6 +144,7 @@ ssize_t Connection::read(char* out, size_t size) {
   const size_t count = std::min(size, to_ - from_);
   std::copy_n(buffer_.data() + from_, count, out);
   from_ += count;
+  if (!in_body_) measure_headers(out, count);
   return static_cast<ssize_t>(count);
 }
 

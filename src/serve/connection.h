@@ -27,7 +27,7 @@ class Connection final : public httplib::Stream {
   // request that has not come whole is not waited for.
   Connection(socket_t socket, const std::atomic<bool>& ending);
 
-  enum class Fault { none, slow, large, ending };
+  enum class Fault { none, slow, large, large_header, ending };
   // Why reading has stopped.
   Fault fault() const { return fault_; }
   // The headers are read: from now on the body may come.
@@ -66,12 +66,15 @@ class Connection final : public httplib::Stream {
   // Waits for more of the request; sets the fault and returns false where it does not come.
   bool wait_for_input();
   bool send_all(const char* data, size_t size);
+  // Sets the fault where a header is longer than the library takes.
+  void measure_headers(const char* text, size_t size);
 
   const int socket_;
   const std::atomic<bool>& ending_;
   std::array<char, 16384> buffer_;
   size_t from_ = 0, to_ = 0;  // in the buffer
   size_t may_read_;
+  size_t lines_ = 0, line_bytes_ = 0;  // of the request's line and headers: whole, and of the next
   std::chrono::steady_clock::time_point deadline_;
   Fault fault_ = Fault::none;
   size_t sent_ = 0, ahead_ = 0;  // bytes; and those of them sent ahead

@@ -184,7 +184,8 @@ class Engine::Loop {
       if (size(r, i) > longest_ || wanted > longest_ - size(r, i)) {
         const std::string asked =
             r.max_tokens
-                ? str(" and max_tokens is ", wanted, ", together more than the model's length of ")
+                ? str(" and ", r.max_tokens_key, " is ", wanted,
+                      ", together more than the model's length of ")
                 : str(", which leaves no room for a text in the model's length of ");
         throw Refusal(400, "context_length_exceeded",
                       str(name, " has ", counted(size(r, i), "token"), asked, longest_, "."));

@@ -209,13 +209,17 @@ std::vector<std::string> common_keys(std::vector<std::string> more) {
   return out;
 }
 
-void read_common(const Json& object, const std::string& model, const Limits& limits, Asked& out) {
+void check_model(const Json& object, const std::string& model) {
   const Json& name = at(object, "model");
   if (!name.is_null() && !name.is_string()) wrong("model", name, "a text");
   if (!name.is_null() && name != model) {
     throw Refusal(404, "model_not_found",
                   str("there is no model ", shown(name), " here, but '", model, "'."));
   }
+}
+
+void read_common(const Json& object, const std::string& model, const Limits& limits, Asked& out) {
+  check_model(object, model);
   Request& r = out.request;
   read(object, "max_tokens", 0, kMostTokens, r.max_tokens);
   read(object, "temperature", 0.0, 1000.0, r.sampling.temperature);

@@ -50,6 +50,8 @@ struct Asked {
   bool stream = false;
   bool include_usage = false;  // of a stream, at its end
 };
+// Refuses a body that asks for another model than the one that is served, `model`.
+void check_model(const Json& object, const std::string& model);
 // Names of the keys that read_common() reads, and `more`.
 std::vector<std::string> common_keys(std::vector<std::string> more);
 // `model`: the name of the one that is served. Without a seed one is drawn.

@@ -5,11 +5,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <mutex>
+#include <new>
 #include <optional>
+#include <string_view>
 #include <thread>
 
+#include "core/platform.h"
 #include "core/text.h"
 #include "serve/chat.h"
 #include "serve/completions.h"
@@ -48,6 +53,9 @@ Refusal too_large() { return {413, "", str("the body is larger than ", kMostBody
 Refusal large_head() {
   return {431, "", str("the request's line and headers are larger than ", kMostHead, " bytes.")};
 }
+Refusal large_header() {
+  return {431, "", str("a header is larger than ", CPPHTTPLIB_HEADER_MAX_LENGTH, " bytes.")};
+}
 Refusal too_slow() {
   return {408, "",
           str("the request did not come within ", kHeadSeconds, " s for its headers and ",
@@ -79,6 +87,8 @@ std::optional<Refusal> fault_of(const Connection& connection) {
       return too_slow();
     case Connection::Fault::large:
       return connection.in_body() ? too_large() : large_head();
+    case Connection::Fault::large_header:
+      return large_header();
     case Connection::Fault::ending:
       return is_ending();
   }
@@ -92,6 +102,36 @@ std::string without_origin(std::string target) {
   if (target.starts_with('/') || scheme == std::string::npos) return target;
   const size_t path = target.find('/', scheme + 3);
   return path == std::string::npos ? "/" : target.substr(path);
+}
+
+// Whether the Accept-Encoding names an encoding that the client does not take ("br;q=0").
+bool refuses_encodings(const std::string& accepted) {
+  std::string list = lower_case(accepted) + ",";
+  std::erase_if(list, [](char c) { return c == ' ' || c == '\t'; });
+  constexpr std::string_view kZero = ";q=0";
+  for (size_t at = list.find(kZero); at != std::string::npos; at = list.find(kZero, at)) {
+    at += kZero.size();
+    if (list[list.find_first_not_of(".0", at)] == ',') return true;
+  }
+  return false;
+}
+
+// Reads a body. Tokenizers take up to some 250 bytes for each byte of a text, and SentencePiece
+// does not survive it where memory runs out meanwhile. So a large body is read alone, after a look
+// whether there is so much memory, and what that took is given back to the system.
+template <typename Read>
+auto read_body(const std::string& body, Read read) {
+  constexpr size_t kLarge = size_t{64} << 10, kMemory = 256;  // bytes; and for each of them
+  if (body.size() < kLarge) return read();
+  static std::mutex alone;
+  const std::lock_guard lock(alone);
+  struct Release {
+    ~Release() { release_free_memory(); }
+  } const afterwards;
+  void* volatile const memory = std::malloc(kMemory * body.size());
+  if (memory == nullptr) throw std::bad_alloc();
+  std::free(memory);
+  return read();
 }
 
 // Throws Refusal for a body that is not going to be read.
@@ -304,6 +344,10 @@ class Server::Http : private httplib::Server {
                         connection.expect_body();
                         // The library would cut answers.
                         request.headers.erase("Range");
+                        // It would encode as it does without a weight.
+                        if (refuses_encodings(request.get_header_value("Accept-Encoding"))) {
+                          request.headers.erase("Accept-Encoding");
+                        }
                         request.ranges.clear();
                         request.path = without_origin(std::move(request.path));
                       });
@@ -455,13 +499,17 @@ class Server::Http : private httplib::Server {
   }
 
   void complete(const httplib::Request& request, httplib::Response& response) {
-    const Asked asked = parse_completion(request.body, codec_, options_.model, engine_.limits());
+    const Asked asked = read_body(request.body, [&] {
+      return parse_completion(request.body, codec_, options_.model, engine_.limits());
+    });
     answer(asked, std::make_unique<Completion>(codec_, asked, options_.model), request, response);
   }
 
   void complete_chat(const httplib::Request& request, httplib::Response& response) {
     if (!chat_.missing().empty()) throw Refusal(400, "no_chat_template", chat_.missing());
-    const Asked asked = parse_chat(request.body, codec_, chat_, options_.model, engine_.limits());
+    const Asked asked = read_body(request.body, [&] {
+      return parse_chat(request.body, codec_, chat_, options_.model, engine_.limits());
+    });
     answer(asked, std::make_unique<ChatCompletion>(codec_, asked, options_.model), request,
            response);
   }
@@ -527,18 +575,21 @@ class Server::Http : private httplib::Server {
 
   void tokenize(const httplib::Request& request, httplib::Response& response) {
     const Json object = parse_object(request.body, {"prompt", "add_special_tokens", "model"});
+    check_model(object, options_.model);
     const std::string text = read_text(object, "prompt");
+    const bool special = read_flag(object, "add_special_tokens", true);
     const auto end = codec_.end();
     // What /tokenizer_info calls the end is the end, whether or not a text may spell it.
     const std::vector<int64_t> tokens =
         end && text == codec_.name(*end)
             ? std::vector{*end}
-            : codec_.encode(text, read_flag(object, "add_special_tokens", true));
+            : read_body(request.body, [&] { return codec_.encode(text, special); });
     reply(response, {{"count", tokens.size()}, {"max_model_len", length()}, {"tokens", tokens}});
   }
 
   void detokenize(const httplib::Request& request, httplib::Response& response) {
     const Json object = parse_object(request.body, {"tokens", "model"});
+    check_model(object, options_.model);
     const std::vector<int64_t> tokens = read_tokens(at(object, "tokens"), "tokens", INT64_MAX);
     for (const int64_t token : tokens) {
       if (token < 0 || token >= engine_.vocabulary()) {
@@ -553,7 +604,7 @@ class Server::Http : private httplib::Server {
 
   void apply_template(const httplib::Request& request, httplib::Response& response) {
     if (!chat_.missing().empty()) throw Refusal(400, "no_chat_template", chat_.missing());
-    reply(response, {{"prompt", parse_and_spell(request.body, chat_)}});
+    reply(response, {{"prompt", parse_and_spell(request.body, chat_, options_.model)}});
   }
 
   void tell_tokenizer(const httplib::Request&, httplib::Response& response) {

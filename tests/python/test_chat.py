@@ -241,6 +241,8 @@ def test_refusals(chat):
         assert param is None or error["param"] == param
     long = asked(chat, status=400, messages=[{"role": "user", "content": "word " * 500}])
     assert long["code"] == "context_length_exceeded"
+    long = asked(chat, status=400, messages=user, max_completion_tokens=5000)
+    assert long["code"] == "context_length_exceeded" and " and max_completion_tokens is 5000, together more" in long["message"]
 
 
 def test_where_a_template_comes_from(place):

@@ -136,6 +136,27 @@ def test_models_by_name(recurrence):
         assert status == 404 and answer["error"]["code"] == "model_not_found" and len(answer["error"]["message"]) < 200
 
 
+def test_every_path_looks_at_the_model(recurrence):
+    for path, body in ("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]}):
+        assert recurrence.ask("POST", path, {**body, "model": "recurrence"})[0] == 200
+        for model, status in ("gpt-4", 404), (5, 400):
+            found, answer = recurrence.ask("POST", path, {**body, "model": model})
+            assert found == status and ("model" in answer["error"]["message"]), answer
+
+
+def test_an_encoding_that_is_refused_is_not_used(recurrence):
+    prompt = json.dumps({"prompt": "a" * 5000, "max_tokens": 1, "echo": True}).encode()
+
+    def encoding(accepted):
+        answer = talk(recurrence.port, raw_request(prompt, more=f"Accept-Encoding: {accepted}\r\n"))
+        head = answer.partition(b"\r\n\r\n")[0].lower()
+        assert head.startswith(b"http/1.1 200"), answer
+        return b"content-encoding" in head
+
+    assert encoding("br, gzip") and encoding("br;q=0.5, gzip;q=0.01")
+    assert not any(map(encoding, ["identity", "br;q=0, gzip;q=0, identity", "br ; Q=0.000,gzip;q=0"]))
+
+
 def metrics(server):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/metrics")
@@ -235,8 +256,9 @@ def test_pages_of_other_origins(place):
         assert headers(server, "OPTIONS", a, **evil)[1]["Access-Control-Allow-Headers"] == "Content-Type, Authorization"
     with serving("attention", place, "--cors", "*") as server:
         assert headers(server, "POST", b) == (200, {"Access-Control-Allow-Origin": "*"})
-    error = headloom("serve", "attention", "--cors", "a.example", cwd=place, code=2).stderr
-    assert "'a.example' is no origin, expected * or one like https://a.example" in error
+    for wrong in "a.example", "https://a.example/app", "https://A.example", "https://", "https://a.example/", "https://me@a.example":
+        error = headloom("serve", "attention", "--cors", wrong, cwd=place, code=2).stderr
+        assert f"'{wrong}' is no origin, expected * or one like https://a.example" in error
 
 
 def test_pages_that_call_this_machine_by_their_own_name(place):
@@ -304,6 +326,9 @@ def test_requests_of_every_shape(recurrence):
     assert status(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n") in (413, 431)
     assert status(b"GET /" + b"a" * 100_000) == 431
     assert status(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", ends="names a path of more than 8192 bytes.") == 414
+    header = b"GET /health HTTP/1.1\r\nX-A: %s\r\n\r\n"
+    assert status(header % (b"a" * 8100)) == 200
+    assert status(header % (b"a" * 9000), ends="a header is larger than 8192 bytes.") == 431
     assert status(b"\0\1\2\3\r\n\r\n") == 400
     assert status(b"PUT /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n\r\nabcd") == 405
     assert status(b"GET /v1/models/%ff%fe HTTP/1.1\r\n\r\n") == 404
