@@ -164,6 +164,11 @@ std::string channels_text(const Subject& subject) {
   });
 }
 
+void refuse_without_maps(const std::string& analysis, const Subject& subject) {
+  usage_error("the analysis ", analysis, " reads attention maps, but ", mixers_text(subject),
+              ", which have none.");
+}
+
 int64_t maps_of_head(const TokenMixer& mixer, int64_t maps) {
   if (mixer.type() != "differential") return 1;
   return maps / mixer.head_projections()->o.size(0);
@@ -208,10 +213,11 @@ Reading reading_of(const ModelInput& input, const std::string& place) {
   return out;
 }
 
-Tensor without_padding(const Reading& reading, const LayerPlace& place, std::string_view name,
+Tensor without_padding(const ModelInput& input, const LayerPlace& place, std::string_view name,
                        const Tensor& maps) {
-  if (!reading.real.defined()) return maps;
-  const Tensor padding = reading.real.logical_not().unsqueeze(1);
+  const Tensor real = reading_of(input, place.name).real;
+  if (!real.defined()) return maps;
+  const Tensor padding = real.logical_not().unsqueeze(1);
   const Tensor rows = maps.masked_fill(padding.unsqueeze(3), 0);
   // The padding's keys are 0 before linformer combines them, but the combination is recorded.
   return columns_are_positions(place, name) ? rows.masked_fill(padding.unsqueeze(2), 0) : rows;

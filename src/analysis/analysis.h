@@ -112,6 +112,9 @@ Recording record(const Subject& subject, const ModelInput& input, std::vector<st
 std::string mixers_text(const Subject& subject);
 std::string channels_text(const Subject& subject);
 
+// Throws UsageError: `analysis` reads attention maps, and none of the chosen layers has any.
+[[noreturn]] void refuse_without_maps(const std::string& analysis, const Subject& subject);
+
 // How many of a mixer's maps belong to each head: two before differential's difference, else one.
 int64_t maps_of_head(const TokenMixer& mixer, int64_t maps);
 // maps [B, H, T, S] of a layer, of its cross-attention where `cross` -> those of the heads that
@@ -137,9 +140,9 @@ struct Reading {
   Tensor real;    // [B, T] bool: positions that are no padding; undefined where all are real
 };
 Reading reading_of(const ModelInput& input, const std::string& place);
-// The layer's maps `name` ("weights") [B, H, T, S] with 0 in the rows of queries that are padding
-// and, where columns are positions, in the columns of keys that are.
-Tensor without_padding(const Reading& reading, const LayerPlace& place, std::string_view name,
+// The layer's maps `name` ("weights") [B, H, T, S] of `input` with 0 in the rows of queries that
+// are padding and, where columns are positions, in the columns of keys that are.
+Tensor without_padding(const ModelInput& input, const LayerPlace& place, std::string_view name,
                        const Tensor& maps);
 
 // A line through share [n] at 1, 2, ... n.

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "analysis/analysis.h"
@@ -46,6 +47,14 @@ double similarity(const Tensor& maps) {
       .item<double>();
 }
 
+// Of the maps that a layer has recorded as `name` ("weights"); NaN where there are none.
+double recorded_similarity(const Subject& subject, const Recording& recording,
+                           const LayerPlace& place, const char* name) {
+  const Tensor recorded = recording.find(place.name + "." + name);
+  if (!recorded.defined()) return std::nan("");
+  return similarity(without_padding(subject.input, place, name, recorded));
+}
+
 // Of layers of as many heads as the first: a mean needs them to be alike.
 Tensor mean_of_layers(const std::vector<Tensor>& all) {
   std::vector<Tensor> alike;
@@ -86,6 +95,32 @@ Figure captured_figure(const Tensor& qk, const Tensor& ov, const std::string& wh
               ". Lower curves: heads that differ more (Xiao et al. 2024, figure 5).")};
 }
 
+// Tensors, figure and sentences of what components capture of each layer's products.
+void add_captured(const std::vector<Tensor>& qk, const std::vector<Tensor>& ov, Findings& out) {
+  const Tensor mean_qk = mean_of_layers(qk), mean_ov = mean_of_layers(ov);
+  out.tensors.emplace_back("qk", mean_qk);
+  out.tensors.emplace_back("ov", mean_ov);
+  const std::string of_qk = of_layers(qk), of_ov = of_layers(ov);
+  const bool alike = of_qk == of_ov;
+  out.figures.push_back(
+      captured_figure(mean_qk, mean_ov, alike ? of_qk : str("QK: ", of_qk, "; OV: ", of_ov)));
+  if (mean_qk.size(0) == mean_ov.size(0) && alike) {
+    out.sentences.push_back(
+        str("The first of ", mean_qk.size(0), " components captures ", first_share(mean_qk),
+            " of the QK products and ", first_share(mean_ov), " of the OV products, ", of_qk,
+            "; heads that are all different share it evenly (", even_share(mean_qk), ")."));
+    return;
+  }
+  // Differential attention has two maps of scores for each head of values.
+  for (const auto& [name, mean, layers] :
+       {std::tuple("QK", mean_qk, of_qk), std::tuple("OV", mean_ov, of_ov)}) {
+    out.sentences.push_back(str("Of the ", name, " products the first of ", mean.size(0),
+                                " components captures ", first_share(mean), ", ", layers,
+                                "; those that are all different share it evenly (",
+                                even_share(mean), ")."));
+  }
+}
+
 }  // namespace
 
 Findings diversity(const Subject& subject) {
@@ -94,12 +129,12 @@ Findings diversity(const Subject& subject) {
   Table table{.title = "Shares that components capture, and how similar heads are",
               .columns = {"layer", "mixer", "heads", "QK: first", "QK: for 90%", "OV: first",
                           "OV: for 90%"}};
+  std::optional<Recording> recording;
   if (reads) {
     table.columns.push_back("similarity, weights");
     table.columns.push_back("similarity, composed");
+    recording.emplace(record(subject, {"weights", "weights.composed"}));
   }
-  std::optional<Recording> recording;
-  if (reads) recording.emplace(record(subject, {"weights", "weights.composed"}));
   std::vector<Tensor> qk, ov;
   double before = 0, after = 0;
   int64_t compared = 0;
@@ -117,13 +152,8 @@ Findings diversity(const Subject& subject) {
     qk.push_back(of_scores);
     ov.push_back(of_values);
     if (reads) {
-      const auto similar = [&](const char* stage) {
-        const Tensor of_layer = recording->find(place.name + "." + stage);
-        if (!of_layer.defined()) return std::nan("");
-        const Reading reading = reading_of(subject.input, place.name);
-        return similarity(without_padding(reading, place, stage, of_layer));
-      };
-      const double a = similar("weights"), b = similar("weights.composed");
+      const double a = recorded_similarity(subject, *recording, place, "weights");
+      const double b = recorded_similarity(subject, *recording, place, "weights.composed");
       row.insert(row.end(), {a, b});
       if (!std::isnan(a) && !std::isnan(b)) {
         before += a;
@@ -138,29 +168,7 @@ Findings diversity(const Subject& subject) {
                 mixers_text(subject), ", whose products it does not read.");
   }
   out.tables.push_back(std::move(table));
-  const Tensor mean_qk = mean_of_layers(qk), mean_ov = mean_of_layers(ov);
-  out.tensors.emplace_back("qk", mean_qk);
-  out.tensors.emplace_back("ov", mean_ov);
-  const bool alike = of_layers(qk) == of_layers(ov);
-  out.figures.push_back(
-      captured_figure(mean_qk, mean_ov,
-                      alike ? of_layers(qk) : str("QK: ", of_layers(qk), "; OV: ", of_layers(ov))));
-  if (mean_qk.size(0) == mean_ov.size(0) && alike) {
-    out.sentences.push_back(str(
-        "The first of ", mean_qk.size(0), " components captures ", first_share(mean_qk),
-        " of the QK products and ", first_share(mean_ov), " of the OV products, ", of_layers(qk),
-        "; heads that are all different share it evenly (", even_share(mean_qk), ")."));
-  } else {  // differential attention has two maps of scores for each head of values
-    for (const auto& [name, mean, layers] :
-         {std::tuple("QK", mean_qk, qk), std::tuple("OV", mean_ov, ov)}) {
-      out.sentences.push_back(str("Of the ", name, " products the first of ", mean.size(0),
-                                  " components captures ", first_share(mean), ", ",
-                                  of_layers(layers),
-                                  "; those that are all different share it "
-                                  "evenly (",
-                                  even_share(mean), ")."));
-    }
-  }
+  add_captured(qk, ov, out);
   if (compared > 0) {
     out.sentences.push_back(
         str("On the ", subject.input.images.defined() ? "images" : "text",

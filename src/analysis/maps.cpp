@@ -84,11 +84,10 @@ Findings maps(const Subject& subject) {
   }
   out.tables.push_back(std::move(table));
   const Tensor& read = subject.input.tokens.defined() ? subject.input.tokens : subject.input.images;
-  out.sentences.push_back(
-      str("Maps of ", layers.size(), layers.size() == 1 ? " layer" : " layers", ", for ",
-          read.size(0), read.size(0) == 1 ? " sequence" : " sequences",
-          subject.input.tokens.defined() ? str(" of ", subject.input.tokens.size(1), " tokens.")
-                                         : std::string(".")));
+  out.sentences.push_back(str(
+      "Maps of ", counted(std::ssize(layers), "layer"), ", for ", counted(read.size(0), "sequence"),
+      subject.input.tokens.defined() ? str(" of ", subject.input.tokens.size(1), " tokens.")
+                                     : std::string(".")));
   return out;
 }
 

@@ -36,6 +36,65 @@ std::string written(const Subject& subject, const Tensor& value) {
   return join(out, " ");
 }
 
+// What the units of one layer fire on. N: the positions of all its sequences.
+struct UnitFirings {
+  Tensor tokens;       // [N], those that the layer reads
+  int64_t length;      // of a sequence
+  Tensor top;          // [at most kFirings, units]: each unit's highest values
+  Tensor where;        // the same of their positions, below N
+  Tensor times;        // [units]: how many of them are above 0; at others a unit does not fire
+  Tensor selectivity;  // [units]
+};
+
+// units [B, T, units].
+UnitFirings firings_of(const Tensor& units, const Reading& reading) {
+  Tensor flat = units.flatten(0, 1).to(at::kDouble);  // [N, units]
+  Tensor real = at::arange(flat.size(0));             // positions that are no padding
+  if (reading.real.defined()) real = reading.real.flatten().nonzero().squeeze(1);
+  flat = flat.index_select(0, real);
+  const auto [top, where_real] = flat.topk(std::min(kFirings, flat.size(0)), 0);
+  // A unit that is mostly quiet and now and then fires high is selective. The mean over firings,
+  // so that one that fires a single time does not stand before all others.
+  const Tensor selectivity =
+      top.clamp_min(0).sum(0) / kFirings / flat.abs().mean(0).clamp_min(1e-30);
+  return {.tokens = reading.tokens.to(at::kLong).flatten(),
+          .length = units.size(1),
+          .top = top,
+          .where = real.index_select(0, where_real.flatten()).view_as(where_real),
+          .times = top.gt(0).sum(0),
+          .selectivity = selectivity};
+}
+
+// The numbers of the `most` most selective units, the first first.
+Tensor most_selective(const UnitFirings& firings, int64_t most) {
+  // Units with no more firings than are looked at have the same selectivity, but for rounding.
+  // Among them the one that fires more often comes first.
+  const Tensor by_times = firings.times.argsort(true, 0, true);
+  const Tensor selectivity = firings.selectivity.to(at::kFloat).index_select(0, by_times);
+  const Tensor order = selectivity.argsort(true, 0, true);
+  return by_times.index_select(0, order.narrow(0, 0, std::min<int64_t>(most, order.size(0))));
+}
+
+// The table's row of a unit that fires. `value` [C] is what it writes; undefined where that is not
+// said.
+std::vector<Cell> unit_row(const Subject& subject, const std::string& place,
+                           const UnitFirings& firings, int64_t unit, const Tensor& value) {
+  const int64_t times = firings.times[unit].item<int64_t>();
+  const Tensor places = firings.where.select(1, unit).narrow(0, 0, times);
+  const Tensor counts = at::bincount(firings.tokens.index_select(0, places));
+  std::vector<std::string> shown;
+  for (int64_t j = 0; j < std::min<int64_t>(3, times); ++j) {
+    shown.push_back(in_context(subject, firings.tokens, places[j].item<int64_t>(), firings.length));
+  }
+  return {place,
+          unit,
+          firings.selectivity[unit].item<double>(),
+          times,
+          static_cast<double>(counts.max().item<int64_t>()) / static_cast<double>(times),
+          join(shown),
+          value.defined() ? written(subject, value) : std::string("–")};
+}
+
 }  // namespace
 
 Findings memory(const Subject& subject) {
@@ -56,46 +115,19 @@ Findings memory(const Subject& subject) {
     const Reading reading = reading_of(subject.input, place.name);
     if (!units.defined() || !reading.tokens.defined()) continue;
     any = true;
-    const int64_t length = units.size(1);
-    Tensor flat = units.flatten(0, 1).to(at::kDouble);  // [N, units]
-    Tensor real = at::arange(flat.size(0));             // positions that are no padding
-    if (reading.real.defined()) real = reading.real.flatten().nonzero().squeeze(1);
-    flat = flat.index_select(0, real);
-    const auto [top, where_real] = flat.topk(std::min(kFirings, flat.size(0)), 0);
-    const Tensor where = real.index_select(0, where_real.flatten()).view_as(where_real);
-    const Tensor firings = top.gt(0).sum(0);  // of each unit: elsewhere it does not fire
-    // A unit that is mostly quiet and now and then fires high is selective. The mean over firings,
-    // so that one that fires a single time does not stand before all others.
-    const Tensor selectivity =
-        top.clamp_min(0).sum(0) / kFirings / flat.abs().mean(0).clamp_min(1e-30);
-    // Units with no more firings than are looked at have the same selectivity, but for rounding.
-    // Among them the one that fires more often comes first.
-    const Tensor by_firings = firings.argsort(true, 0, true);
-    const Tensor order =
-        selectivity.to(at::kFloat).index_select(0, by_firings).argsort(true, 0, true);
-    const Tensor chosen = by_firings.index_select(
-        0, order.narrow(0, 0, std::min<int64_t>(subject.top, order.size(0))));
+    const UnitFirings firings = firings_of(units, reading);
     const Tensor values = recording.find(place.name + ".unit_values");  // [C, units]
     // What an encoder writes is read by cross-attention, not by the output layer.
     const bool writes = values.defined() && scores_tokens && !in_encoder(place.name);
-    const Tensor all = reading.tokens.to(at::kLong).flatten();
-    out.tensors.emplace_back(place.name + ".largest", top);  // [at most 10, units]
-    out.tensors.emplace_back(place.name + ".positions", where);
-    out.tensors.emplace_back(place.name + ".selectivity", selectivity);
+    out.tensors.emplace_back(place.name + ".largest", firings.top);
+    out.tensors.emplace_back(place.name + ".positions", firings.where);
+    out.tensors.emplace_back(place.name + ".selectivity", firings.selectivity);
+    const Tensor chosen = most_selective(firings, subject.top);
     for (int64_t i = 0; i < chosen.size(0); ++i) {
       const int64_t unit = chosen[i].item<int64_t>();
-      const auto times = firings[unit].item<int64_t>();
-      if (times == 0) continue;
-      const Tensor at_places = where.select(1, unit).narrow(0, 0, times);
-      const Tensor counts = at::bincount(all.index_select(0, at_places));
-      std::vector<std::string> shown;
-      for (int64_t j = 0; j < std::min<int64_t>(3, times); ++j) {
-        shown.push_back(in_context(subject, all, at_places[j].item<int64_t>(), length));
-      }
+      if (firings.times[unit].item<int64_t>() == 0) continue;
       table.rows.push_back(
-          {place.name, unit, selectivity[unit].item<double>(), times,
-           static_cast<double>(counts.max().item<int64_t>()) / static_cast<double>(times),
-           join(shown), writes ? written(subject, values.select(1, unit)) : std::string("–")});
+          unit_row(subject, place.name, firings, unit, writes ? values.select(1, unit) : Tensor()));
     }
   }
   if (!any) {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "analysis/analysis.h"
 #include "core/text.h"
@@ -40,6 +41,8 @@ std::vector<int64_t> places_of(const int64_t* tokens, const int64_t* targets, in
   return best;
 }
 
+// What is asked for in the subject's sequences. `unanswered` counts the tokens that do not stand
+// before they are asked for. Throws UsageError where no question is left.
 std::vector<Question> questions_of(const Subject& subject, int64_t& unanswered) {
   std::vector<Question> questions;
   const Tensor tokens = subject.input.tokens.to(at::kLong).contiguous();
@@ -62,6 +65,14 @@ std::vector<Question> questions_of(const Subject& subject, int64_t& unanswered) 
         questions.push_back({.sequence = b, .query = t, .answer = std::move(answer)});
       }
     }
+  }
+  if (questions.empty() && unanswered == 0) {
+    usage_error("no position of what is read asks for a token, expected more of each sequence.");
+  }
+  if (questions.empty()) {
+    usage_error("none of the ", unanswered,
+                " tokens that are asked for stands earlier in its sequence, so that no attention "
+                "can be on the answer.");
   }
   return questions;
 }
@@ -118,94 +129,134 @@ double share_by_equal_attention(const Tensor& visible, const std::vector<Questio
   return sum / static_cast<double>(questions.size());
 }
 
+// What the maps of one layer, those after softmax or the composed ones, give to the answers.
+struct MapShares {
+  Tensor all;                    // the maps of all heads [B, H, T, S], without padding
+  Shares shares;                 // of the heads that were asked for
+  std::vector<int64_t> numbers;  // of the shares' maps
+  int64_t each;                  // maps of a head
+
+  int64_t head(int64_t map) const { return numbers[static_cast<size_t>(map)] / each; }
+  // Which of its head's maps it is: " 2"; "" of a single one.
+  std::string which(int64_t map) const {
+    return each == 1 ? "" : str(" ", 1 + numbers[static_cast<size_t>(map)] % each);
+  }
+  double mean_on_answer() const { return shares.answer.mean().item<double>(); }
+};
+
+// Of the layer's maps `name` ("weights"); nothing where it has none, or where their columns are
+// combinations of keys, which hold no answer.
+std::optional<MapShares> map_shares(const Subject& subject, const Recording& recording,
+                                    const LayerPlace& place, const std::string& name,
+                                    const std::vector<Question>& questions) {
+  const Tensor recorded = recording.find(place.name + "." + name);
+  if (!recorded.defined() || !columns_are_positions(place, name)) return std::nullopt;
+  const Tensor all = without_padding(subject.input, place, name, recorded);
+  const Tensor maps = chosen_heads(subject, all, place);
+  return MapShares{.all = all,
+                   .shares = shares_of(maps, questions),
+                   .numbers = map_numbers(subject, maps.size(1)),
+                   .each = maps_of_head(*place.layer->mixer, all.size(1))};
+}
+
+// Adds a row for each map and the tensors of all. `stage` is "softmax" or "composed".
+void add_map_shares(const std::string& place, const std::string& stage, const MapShares& of,
+                    Table& table, Findings& out) {
+  const Shares& shares = of.shares;
+  for (int64_t map = 0; map < shares.answer.size(0); ++map) {
+    table.rows.push_back({place, stage + of.which(map), of.head(map),
+                          shares.answer[map].item<double>(), shares.rest[map].item<double>(),
+                          shares.first[map].item<double>()});
+  }
+  out.tensors.emplace_back(str(place, ".", stage, ".answer"), shares.answer);
+  out.tensors.emplace_back(str(place, ".", stage, ".rest"), shares.rest);
+}
+
+// What layers give to the answers: means over heads and questions, summed over the layers.
+struct AnswerSums {
+  int64_t layers = 0;                        // that have composed maps
+  double composed = 0, equal = 0;            // by these maps, and by equal attention in their place
+  int64_t softmax_layers = 0;                // that have maps after softmax
+  double softmax = 0, softmax_composed = 0;  // by these maps, and by what is composed of them
+  double most = 0;                           // by the composed map that gives most
+  std::string most_place;                    // "head 3 of layer2"; "" for none
+};
+
+// Adds what a layer's composed maps give. `has_softmax`: it has maps after softmax too.
+void add_composed(const MapShares& of, bool has_softmax, double equal, const std::string& place,
+                  AnswerSums& sums) {
+  const double mean = of.mean_on_answer();
+  ++sums.layers;
+  sums.composed += mean;
+  sums.equal += equal;
+  if (has_softmax) sums.softmax_composed += mean;
+  for (int64_t map = 0; map < of.shares.answer.size(0); ++map) {
+    const double own = of.shares.answer[map].item<double>();
+    if (own > sums.most) {
+      sums.most = own;
+      sums.most_place = str("head ", of.head(map), " of ", place);
+    }
+  }
+}
+
+// The sums as sentences.
+std::vector<std::string> noise_text(const AnswerSums& sums, int64_t questions, int64_t unanswered) {
+  const auto percent = [](double share) { return formatted("%.2f%%", 100 * share); };
+  const auto layers = static_cast<double>(sums.layers);
+  std::string softmax;
+  if (sums.softmax_layers > 0) {
+    const auto of_layers = static_cast<double>(sums.softmax_layers);
+    softmax = sums.softmax_layers == sums.layers
+                  ? str("; the maps after softmax ", percent(sums.softmax / of_layers))
+                  : str("; in the layers with softmax, their maps give ",
+                        percent(sums.softmax / of_layers), " after it and ",
+                        percent(sums.softmax_composed / of_layers), " composed");
+  }
+  std::vector<std::string> out = {
+      str(counted(questions, "question"),
+          unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand before them)")
+                         : std::string(),
+          ": the composed maps give ", percent(sums.composed / layers),
+          " of their attention to the answer, mean over heads and layers", softmax,
+          "; equal attention to every key that a query sees would give ",
+          percent(sums.equal / layers), ".")};
+  if (!sums.most_place.empty()) {
+    out.push_back(str("The most, ", percent(sums.most), ", comes from ", sums.most_place, "."));
+  }
+  return out;
+}
+
 }  // namespace
 
 Findings noise(const Subject& subject) {
   check_asks(subject);
   int64_t unanswered = 0;
   const std::vector<Question> questions = questions_of(subject, unanswered);
-  if (questions.empty() && unanswered == 0) {
-    usage_error("no position of what is read asks for a token, expected more of each sequence.");
-  }
-  if (questions.empty()) {
-    usage_error("none of the ", unanswered,
-                " tokens that are asked for stands earlier in its sequence, so that no attention "
-                "can be on the answer.");
-  }
   const Recording recording = record(subject, {"scores", "weights", "weights.composed"});
   Findings out{.title = "Attention noise"};
   Table table{
       .title = "Shares of a query's attention, mean over questions",
       .columns = {"layer", "map", "head", "on the answer", "on the rest", "on the first key"}};
-  double before = 0, after_same = 0, after = 0, chance = 0, best = 0;
-  std::string best_place;
-  int64_t layers = 0, plain_layers = 0;
+  AnswerSums sums;
   for (const LayerPlace& place : chosen_layers(subject)) {
     if (in_encoder(place.name)) continue;  // its queries are of the source, which asks nothing
-    bool has_softmax = false;
-    for (const bool composed : {false, true}) {
-      const std::string map = composed ? "weights.composed" : "weights";
-      const Tensor recorded = recording.find(place.name + "." + map);
-      // Combinations of keys hold no answer.
-      if (!recorded.defined() || !columns_are_positions(place, map)) continue;
-      const Reading reading = reading_of(subject.input, place.name);
-      const Tensor whole = without_padding(reading, place, map, recorded);
-      const Tensor maps = chosen_heads(subject, whole, place);
-      const Shares shares = shares_of(maps, questions);
-      const std::vector<int64_t> numbers = map_numbers(subject, maps.size(1));
-      const int64_t each = maps_of_head(*place.layer->mixer, whole.size(1));
-      const char* name = composed ? "composed" : "softmax";
-      const double mean = shares.answer.mean().item<double>();
-      if (!composed) {
-        has_softmax = true;
-        before += mean;
-        ++plain_layers;
-      } else {
-        after += mean;
-        ++layers;
-        if (has_softmax) after_same += mean;
-        chance += share_by_equal_attention(visible_keys(recording, place, whole), questions);
-      }
-      for (int64_t h = 0; h < maps.size(1); ++h) {
-        const double own = shares.answer[h].item<double>();
-        const int64_t number = numbers[static_cast<size_t>(h)], head = number / each;
-        const std::string which = each == 1 ? "" : str(" ", 1 + number % each);
-        table.rows.push_back({place.name, name + which, head, own, shares.rest[h].item<double>(),
-                              shares.first[h].item<double>()});
-        if (composed && own > best) {
-          best = own;
-          best_place = str("head ", head, " of ", place.name);
-        }
-      }
-      out.tensors.emplace_back(str(place.name, ".", name, ".answer"), shares.answer);
-      out.tensors.emplace_back(str(place.name, ".", name, ".rest"), shares.rest);
+    const auto softmax = map_shares(subject, recording, place, "weights", questions);
+    if (softmax) {
+      add_map_shares(place.name, "softmax", *softmax, table, out);
+      ++sums.softmax_layers;
+      sums.softmax += softmax->mean_on_answer();
+    }
+    const auto composed = map_shares(subject, recording, place, "weights.composed", questions);
+    if (composed) {
+      add_map_shares(place.name, "composed", *composed, table, out);
+      const Tensor visible = visible_keys(recording, place, composed->all);
+      const double equal = share_by_equal_attention(visible, questions);
+      add_composed(*composed, softmax.has_value(), equal, place.name, sums);
     }
   }
-  if (layers == 0) {
-    usage_error("the analysis noise reads attention maps, but ", mixers_text(subject),
-                ", which have none.");
-  }
+  if (sums.layers == 0) refuse_without_maps("noise", subject);
   out.tables.push_back(std::move(table));
-  const auto percent = [](double share) { return formatted("%.2f%%", 100 * share); };
-  std::string softmax;
-  if (plain_layers > 0) {
-    const auto of_layers = static_cast<double>(plain_layers);
-    softmax = plain_layers == layers ? str("; the maps after softmax ", percent(before / of_layers))
-                                     : str("; in the layers with softmax, their maps give ",
-                                           percent(before / of_layers), " after it and ",
-                                           percent(after_same / of_layers), " composed");
-  }
-  out.sentences.push_back(
-      str(counted(static_cast<int64_t>(questions.size()), "question"),
-          unanswered > 0 ? str(" (and ", unanswered, " whose answer does not stand before them)")
-                         : std::string(),
-          ": the composed maps give ", percent(after / static_cast<double>(layers)),
-          " of their attention to the answer, mean over heads and layers", softmax,
-          "; equal attention to every key that a query sees would give ",
-          percent(chance / static_cast<double>(layers)), "."));
-  if (!best_place.empty()) {
-    out.sentences.push_back(str("The most, ", percent(best), ", comes from ", best_place, "."));
-  }
+  out.sentences = noise_text(sums, std::ssize(questions), unanswered);
   return out;
 }
 

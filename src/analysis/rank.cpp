@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "analysis/analysis.h"
 #include "core/text.h"
@@ -42,10 +44,17 @@ double for_90(const Tensor& values) {
 
 constexpr size_t kMostLines = 6;  // of the figure: a layer each
 
-// `every`: one layer of so many is shown.
-Figure spectrum_figure(const std::vector<report::Line>& lines, size_t every) {
+// A layer's name and the cumulative share of its singular values, mean over heads.
+using LayerSpectrum = std::pair<std::string, Tensor>;
+
+Figure spectrum_figure(const std::vector<LayerSpectrum>& layers) {
+  const size_t every = (layers.size() + kMostLines - 1) / kMostLines;  // one of so many is shown
+  std::vector<report::Line> lines;
   size_t longest = 2;
-  for (const report::Line& line : lines) longest = std::max(longest, line.points.size());
+  for (size_t i = 0; i < layers.size(); i += every) {
+    lines.push_back(curve(layers[i].first, static_cast<int>(lines.size()), layers[i].second));
+    longest = std::max(longest, lines.back().points.size());
+  }
   const report::LineChart chart{
       .title = "Singular values of the maps",
       .description = "Cumulative share of the sum of singular values, mean over heads.",
@@ -74,6 +83,57 @@ std::vector<int64_t> lengths_of(const ModelInput& input) {
   return lengths;
 }
 
+// The chosen heads' maps `name` of a layer, which has read `input`; undefined where it has none.
+// Rows and columns of padding are made 0, which adds no singular value but 0.
+Tensor map_to_rank(const Subject& subject, const ModelInput& input, const Recording& recording,
+                   const LayerPlace& place, const char* name) {
+  Tensor recorded = recording.find(place.name + "." + name);
+  if (!recorded.defined()) return recorded;
+  if (recorded.element_size() < 4) {
+    usage_error(
+        "the analysis rank tells singular values from the rounding of float32, but "
+        "the model computes in ",
+        recorded.scalar_type(), ": convert it to float32.");
+  }
+  return without_padding(input, place, name, chosen_heads(subject, recorded, place));
+}
+
+// NaN for undefined maps.
+double rank_of_maps(const Tensor& maps) {
+  return maps.defined() ? mean_rank(spectrum(maps), maps) : std::nan("");
+}
+
+// What keeps scores from full rank, in the rows of the table.
+struct RankLimits {
+  int64_t rows = 0;     // whose scores are products of queries and keys and nothing else
+  int64_t limited = 0;  // of these, with a head smaller than the number of queries and of keys
+  bool causal = false;  // some map is triangular
+};
+
+// Counts a row: the scores, which may be undefined, and weights of one layer.
+void count_limits(const Subject& subject, const std::optional<HeadProjections>& heads,
+                  const Tensor& scores, const Tensor& weights, RankLimits& limits) {
+  limits.causal |= weights.size(-2) == weights.size(-1) && weights.triu(1).eq(0).all().item<bool>();
+  // A bias of the distance is no product of queries and keys.
+  const bool biased = subject.model->config().position.type == "alibi";
+  if (!scores.defined() || !heads || biased) return;
+  ++limits.rows;
+  limits.limited += heads->q.size(2) < std::min(scores.size(-1), scores.size(-2)) ? 1 : 0;
+}
+
+std::string rank_limits_text(const RankLimits& limits) {
+  const std::string than = "smaller than the number of queries and of keys, ";
+  return str(limits.limited == 0
+                 ? str("In none of the ", limits.rows, " rows is the head ", than,
+                       "which would limit the rank of its scores")
+                 : str("In ", limits.limited, " of ", limits.rows, " rows the head is ", than,
+                       "so that its scores cannot have full rank"),
+             " (Bhojanapalli et al. 2020).",
+             limits.causal ? " A causal map is triangular and mostly has full rank all the same; "
+                             "its effective rank says more."
+                           : "");
+}
+
 }  // namespace
 
 Findings rank(const Subject& subject) {
@@ -85,48 +145,27 @@ Findings rank(const Subject& subject) {
               .columns = {"layer", "mixer", "head size", "length", "rank of scores",
                           "of composed scores", "rank of the map", "effective rank", "for 90%"}};
   std::map<int64_t, std::vector<std::vector<Cell>>> rows_of_layer;  // a row for each length
-  std::vector<std::pair<std::string, Tensor>> spectra;  // of the longest length, by layer
-  int64_t limited = 0, rows = 0;
-  bool causal = false;
+  std::vector<LayerSpectrum> spectra;                               // of the longest length
+  RankLimits limits;
   for (const int64_t length : lengths) {
     const ModelInput input = length == 0 ? subject.input : shortened(subject.input, length);
     const Recording recording =
         record(subject, input, {"scores.unmasked", "scores.composed_unmasked", "weights.composed"});
     for (const LayerPlace& place : chosen_layers(subject)) {
-      // Rows and columns of padding are made 0, which adds no singular value but 0.
       const auto map = [&](const char* name) {
-        Tensor t = recording.find(place.name + "." + name);
-        if (!t.defined()) return t;
-        if (t.element_size() < 4) {
-          usage_error(
-              "the analysis rank tells singular values from the rounding of float32, but "
-              "the model computes in ",
-              t.scalar_type(), ": convert it to float32.");
-        }
-        const Reading reading = reading_of(input, place.name);
-        return without_padding(reading, place, name, chosen_heads(subject, t, place));
+        return map_to_rank(subject, input, recording, place, name);
       };
       const Tensor weights = map("weights.composed");
       if (!weights.defined()) continue;
-      const auto rank_of = [&](const Tensor& t) {
-        return t.defined() ? mean_rank(spectrum(t), t) : std::nan("");
-      };
       const Tensor scores = map("scores.unmasked");
-      const Tensor values = spectrum(weights);
       const auto heads = place.layer->mixer->head_projections();
-      const double score_rank = rank_of(scores);
+      count_limits(subject, heads, scores, weights, limits);
+      const Tensor values = spectrum(weights);
       const int64_t size = weights.size(-1);
-      causal |= weights.size(-2) == size && weights.triu(1).eq(0).all().item<bool>();
-      // A bias of the distance is no product of queries and keys.
-      const bool biased = subject.model->config().position.type == "alibi";
-      if (scores.defined() && heads && !biased) {
-        ++rows;
-        limited += heads->q.size(2) < std::min(scores.size(-1), scores.size(-2)) ? 1 : 0;
-      }
       rows_of_layer[place.number].push_back(
           {place.name, place.layer->mixer->type(),
-           heads ? Cell(heads->q.size(2)) : Cell(std::nan("")), size, score_rank,
-           rank_of(map("scores.composed_unmasked")), mean_rank(values, weights),
+           heads ? Cell(heads->q.size(2)) : Cell(std::nan("")), size, rank_of_maps(scores),
+           rank_of_maps(map("scores.composed_unmasked")), mean_rank(values, weights),
            effective_rank(values), for_90(values)});
       out.tensors.emplace_back(str(place.name, ".length", size, ".singular_values"), values);
       if (length != lengths.back()) continue;
@@ -136,29 +175,10 @@ Findings rank(const Subject& subject) {
   for (auto& [layer, of_layer] : rows_of_layer) {
     std::move(of_layer.begin(), of_layer.end(), std::back_inserter(table.rows));
   }
-  if (table.rows.empty()) {
-    usage_error("the analysis rank reads attention maps, but ", mixers_text(subject),
-                ", which have none.");
-  }
-  const size_t every = (spectra.size() + kMostLines - 1) / kMostLines;
-  std::vector<report::Line> lines;
-  for (size_t i = 0; i < spectra.size(); i += every) {
-    lines.push_back(curve(spectra[i].first, static_cast<int>(lines.size()), spectra[i].second));
-  }
-  out.figures.push_back(spectrum_figure(lines, every));
+  if (table.rows.empty()) refuse_without_maps("rank", subject);
+  out.figures.push_back(spectrum_figure(spectra));
   out.tables.push_back(std::move(table));
-  if (rows > 0) {
-    const std::string than = "smaller than the number of queries and of keys, ";
-    out.sentences.push_back(
-        str(limited == 0 ? str("In none of the ", rows, " rows is the head ", than,
-                               "which would limit the rank of its scores")
-                         : str("In ", limited, " of ", rows, " rows the head is ", than,
-                               "so that its scores cannot have full rank"),
-            " (Bhojanapalli et al. 2020).",
-            causal ? " A causal map is triangular and mostly has full rank all the same; its "
-                     "effective rank says more."
-                   : ""));
-  }
+  if (limits.rows > 0) out.sentences.push_back(rank_limits_text(limits));
   return out;
 }
 

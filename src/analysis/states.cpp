@@ -97,17 +97,13 @@ std::map<StateKey, StateNorms> norms_of(AutoregressiveModel& model, const ModelI
   return found;
 }
 
-}  // namespace
+constexpr size_t kMostNorms = 6;  // lines of the figure
 
-Findings states(const Subject& subject) {
-  Findings out{.title = "Recurrent states"};
-  Table norms{.title = "Norm of the state, mean over sequences",
-              .columns = {"layer", "mixer", "state", "numbers", "first position", "middle", "last",
-                          "largest"}};
-  Table decays{.title = "Positions after which half is forgotten",
-               .columns = {"layer", "mixer", "decays", "shortest", "median", "longest"}};
-  const Recording recording = record(subject, {"decay"});
-  const std::vector<LayerPlace> layers = chosen_layers(subject);
+// How fast each layer that has decays forgets. Adds them to the tensors of `out`.
+Table decays_table(const Subject& subject, const Recording& recording,
+                   const std::vector<LayerPlace>& layers, Findings& out) {
+  Table table{.title = "Positions after which half is forgotten",
+              .columns = {"layer", "mixer", "decays", "shortest", "median", "longest"}};
   for (const LayerPlace& place : layers) {
     const Tensor decay = recording.find(place.name + ".decay");
     if (!decay.defined()) continue;
@@ -116,61 +112,93 @@ Findings states(const Subject& subject) {
     const bool of_positions = decay.dim() > 1;
     const Tensor shown = of_positions && real.defined() ? decay.index({real}) : decay;
     const std::vector<double> s = spread(half_life(shown));
-    decays.rows.push_back(
-        {place.name, place.layer->mixer->type(), shown.numel(), s[0], s[1], s[2]});
+    table.rows.push_back({place.name, place.layer->mixer->type(), shown.numel(), s[0], s[1], s[2]});
     out.tensors.emplace_back(place.name + ".decay", decay);
   }
-  std::vector<report::Line> lines;
-  auto* decoder = dynamic_cast<AutoregressiveModel*>(subject.model);
-  const Tensor& tokens = subject.input.tokens;
-  if (decoder != nullptr && decoder->decoder_layers().stateful() && tokens.defined()) {
-    const ModelInput apart = with_documents_apart(subject.input);
-    const std::map<StateKey, StateNorms> found = norms_of(*decoder, apart);
-    for (const LayerPlace& place : layers) {
-      for (const auto& [key, state] : found) {
-        if (key.first != place.number) continue;
-        Tensor norm = at::stack(state.by_position, 1).cpu();  // [B, T]
-        const int64_t n = norm.size(1);
-        if (apart.lengths.defined()) {
-          norm.masked_fill_(real_positions(apart.lengths, n).logical_not(), std::nan(""));
-        }
-        const Tensor mean = norm.nanmean(0);
-        norms.rows.push_back({place.name, place.layer->mixer->type(), key.second, state.numbers,
-                              mean[0].item<double>(), mean[n / 2].item<double>(),
-                              mean[n - 1].item<double>(), mean.max().item<double>()});
-        out.tensors.emplace_back(place.name + ".norm." + key.second, norm);
-        if (lines.size() >= 6) continue;
-        report::Line line{.label = place.name + " " + key.second,
-                          .style = static_cast<int>(lines.size())};
-        for (int64_t t = 0; t < n; ++t) {
-          const double y = mean[t].item<double>();
-          if (std::isfinite(y)) {
-            line.points.push_back({.x = static_cast<double>(t + 1), .y = y, .low = y, .high = y});
-          }
-        }
-        lines.push_back(std::move(line));
-      }
+  return table;
+}
+
+// A state's norm [B, T] at each position; NaN in padding.
+Tensor norm_by_position(const StateNorms& state, const ModelInput& input) {
+  Tensor norm = at::stack(state.by_position, 1).cpu();
+  if (input.lengths.defined()) {
+    const Tensor real = real_positions(input.lengths, norm.size(1));
+    norm.masked_fill_(real.logical_not(), std::nan(""));
+  }
+  return norm;
+}
+
+// Through those of the norms [T] that are finite.
+report::Line norm_line(const std::string& label, int style, const Tensor& norm) {
+  report::Line line{.label = label, .style = style};
+  for (int64_t t = 0; t < norm.size(0); ++t) {
+    const double y = norm[t].item<double>();
+    if (std::isfinite(y)) {
+      line.points.push_back({.x = static_cast<double>(t + 1), .y = y, .low = y, .high = y});
     }
   }
+  return line;
+}
+
+// The norms of the states that decoding the input keeps. Adds them to the tensors of `out`, and the
+// first of them to `lines`.
+Table norms_table(const Subject& subject, const std::vector<LayerPlace>& layers, Findings& out,
+                  std::vector<report::Line>& lines) {
+  Table table{.title = "Norm of the state, mean over sequences",
+              .columns = {"layer", "mixer", "state", "numbers", "first position", "middle", "last",
+                          "largest"}};
+  auto* decoder = dynamic_cast<AutoregressiveModel*>(subject.model);
+  if (decoder == nullptr || !decoder->decoder_layers().stateful()) return table;
+  if (!subject.input.tokens.defined()) return table;
+  const ModelInput apart = with_documents_apart(subject.input);
+  const std::map<StateKey, StateNorms> found = norms_of(*decoder, apart);
+  for (const LayerPlace& place : layers) {
+    for (const auto& [key, state] : found) {
+      if (key.first != place.number) continue;
+      const std::string& name = key.second;
+      const Tensor norm = norm_by_position(state, apart);
+      const int64_t n = norm.size(1);
+      const Tensor mean = norm.nanmean(0);
+      table.rows.push_back({place.name, place.layer->mixer->type(), name, state.numbers,
+                            mean[0].item<double>(), mean[n / 2].item<double>(),
+                            mean[n - 1].item<double>(), mean.max().item<double>()});
+      out.tensors.emplace_back(place.name + ".norm." + name, norm);
+      if (lines.size() >= kMostNorms) continue;
+      lines.push_back(norm_line(place.name + " " + name, static_cast<int>(lines.size()), mean));
+    }
+  }
+  return table;
+}
+
+Figure norms_figure(const std::vector<report::Line>& lines, int64_t length) {
+  double high = 0;
+  for (const auto& line : lines) {
+    for (const auto& point : line.points) high = std::max(high, point.y);
+  }
+  return {report::draw(report::LineChart{
+              .title = "Norm of the states",
+              .description = "Mean over sequences, against the position.",
+              .x = report::make_axis("position", report::Unit::kCount, 1,
+                                     static_cast<double>(std::max<int64_t>(length, 2))),
+              .y = report::make_axis("norm", report::Unit::kPlain, 0, high),
+              .lines = lines}),
+          "A norm that levels off forgets as much as it takes in."};
+}
+
+}  // namespace
+
+Findings states(const Subject& subject) {
+  Findings out{.title = "Recurrent states"};
+  const Recording recording = record(subject, {"decay"});
+  const std::vector<LayerPlace> layers = chosen_layers(subject);
+  Table decays = decays_table(subject, recording, layers, out);
+  std::vector<report::Line> lines;
+  Table norms = norms_table(subject, layers, out, lines);
   if (norms.rows.empty() && decays.rows.empty()) {
     usage_error("no recurrent state is kept: ", mixers_text(subject),
                 ", expected retention, gla, rwkv, mamba or another recurrence.");
   }
-  if (!lines.empty()) {
-    double high = 0;
-    for (const auto& line : lines) {
-      for (const auto& point : line.points) high = std::max(high, point.y);
-    }
-    out.figures.push_back(
-        {report::draw(report::LineChart{
-             .title = "Norm of the states",
-             .description = "Mean over sequences, against the position.",
-             .x = report::make_axis("position", report::Unit::kCount, 1,
-                                    static_cast<double>(std::max<int64_t>(tokens.size(1), 2))),
-             .y = report::make_axis("norm", report::Unit::kPlain, 0, high),
-             .lines = lines}),
-         "A norm that levels off forgets as much as it takes in."});
-  }
+  if (!lines.empty()) out.figures.push_back(norms_figure(lines, subject.input.tokens.size(1)));
   if (!norms.rows.empty()) out.tables.push_back(std::move(norms));
   if (!decays.rows.empty()) out.tables.push_back(std::move(decays));
   return out;

@@ -212,8 +212,56 @@ double error_of_training(const Layer& fixed, Draw& draw) {
   return error;
 }
 
+constexpr int64_t kWitnessLength = 3;  // columns of a witness X
+
+// How far apart the outputs of two layers are at X.
+double apart_at(const Layer& a, const Layer& b, const Tensor& x) {
+  return largest(apply(a, x) - apply(b, x));
+}
+
+// The proof's three cases: how far a layer with heads of size 1 is from `fixed` at the witness X.
+
+// Case 1: sum W_o W_v differs from sum V_o V_v.
+double apart_in_sums(const Layer& fixed, Draw& draw) {
+  const int64_t h = fixed.k.size(0), d = fixed.k.size(2);
+  const Layer other{draw.normal({h, 1, d}), draw.normal({h, 1, d}),
+                    fixed.ov + 0.1 * draw.normal({h, d, d})};
+  const Tensor gap = (other.ov - fixed.ov).sum(0);
+  const Tensor v = std::get<2>(at::linalg_svd(gap))[0];
+  return apart_at(other, fixed, v.unsqueeze(1).expand({d, kWitnessLength}));
+}
+
+// Case 2: the sums are equal, and U - W_k^T W_q is not skew-symmetric.
+double apart_by_gap(const Layer& fixed, const Tensor& u, Draw& draw) {
+  const int64_t h = fixed.k.size(0), d = fixed.k.size(2);
+  const Layer other{draw.normal({h, 1, d}), draw.normal({h, 1, d}), fixed.ov};
+  const Tensor gap = u - at::matmul(other.k[0].t(), other.q[0]);
+  const auto [values, vectors] = at::linalg_eigh((gap + gap.t()) / 2);
+  const Tensor v = vectors.select(1, values.abs().argmax().item<int64_t>());
+  Tensor x = at::zeros({d, kWitnessLength}, at::kDouble);
+  x.select(1, 0).copy_(v);
+  return apart_at(other, fixed, x);
+}
+
+// Case 3: the sums are equal, and W_k = W_q = e1, so that what is left of U is skew-symmetric.
+double apart_by_skew_gap(const Layer& fixed, const Tensor& u) {
+  const int64_t h = fixed.k.size(0), d = fixed.k.size(2);
+  const Tensor e1 = at::eye(d, at::kDouble)[0];
+  const Tensor first = e1.view({1, 1, d}).expand({h, 1, d});
+  const Layer other{first, first, fixed.ov};
+  const Tensor gap = u - at::matmul(other.k[0].t(), other.q[0]);
+  double most = 0;
+  for (const double size : {0.5, 1.0, 2.0}) {
+    Tensor x = at::zeros({d, kWitnessLength}, at::kDouble);
+    x.select(1, 0).copy_(e1);
+    x.select(1, 1).copy_(size * at::matmul(gap, e1));
+    most = std::max(most, apart_at(other, fixed, x));
+  }
+  return most;
+}
+
 void fixed_head_size(Findings& out) {
-  constexpr int64_t d = 4, h = 4, dp = 2, n = 3;  // heads of the other layer have size d / h = 1
+  constexpr int64_t d = 4, h = 4, dp = 2;  // heads of the other layer have size d / h = 1
   Draw draw;
   // U / sqrt(d_p) = e1 e1^T + e1 e2^T - e2 e1^T, of rank d_p = 2, the same in every head, and
   // sum V_o V_v = M of full rank: the theorem's conditions.
@@ -235,42 +283,12 @@ void fixed_head_size(Findings& out) {
     least = std::min(least, value);
     table.rows.push_back({std::string(number), std::string(which), std::string(witness), value});
   };
-  const auto difference = [&](const Layer& other, const Tensor& x) {
-    return largest(apply(other, x) - apply(fixed, x));
-  };
-  {
-    const Layer other{draw.normal({h, 1, d}), draw.normal({h, 1, d}),
-                      at::stack(parts) + 0.1 * draw.normal({h, d, d})};
-    const Tensor gap = (other.ov - fixed.ov).sum(0);
-    const Tensor v = std::get<2>(at::linalg_svd(gap))[0];
-    add("1", "sum W_o W_v differs from sum V_o V_v", "v 1^T, v the gap's first singular vector",
-        difference(other, v.unsqueeze(1).expand({d, n})));
-  }
-  {
-    const Layer other{draw.normal({h, 1, d}), draw.normal({h, 1, d}), fixed.ov};
-    const Tensor gap = u - at::matmul(other.k[0].t(), other.q[0]);
-    const auto [values, vectors] = at::linalg_eigh((gap + gap.t()) / 2);
-    const Tensor v = vectors.select(1, values.abs().argmax().item<int64_t>());
-    Tensor x = at::zeros({d, n}, at::kDouble);
-    x.select(1, 0).copy_(v);
-    add("2", "sums are equal, and U - W_k^T W_q is not skew-symmetric", "v e_1^T",
-        difference(other, x));
-  }
-  {
-    // W_k = W_q = e1: what is left of U is skew-symmetric.
-    const Tensor first = unit[0].view({1, 1, d}).expand({h, 1, d});
-    const Layer other{first, first, fixed.ov};
-    const Tensor gap = u - at::matmul(other.k[0].t(), other.q[0]);
-    double most = 0;
-    for (const double size : {0.5, 1.0, 2.0}) {
-      Tensor x = at::zeros({d, n}, at::kDouble);
-      x.select(1, 0).copy_(unit[0]);
-      x.select(1, 1).copy_(size * at::matmul(gap, unit[0]));
-      most = std::max(most, difference(other, x));
-    }
-    add("3", "sums are equal, and U - W_k^T W_q is skew-symmetric in every head", "[v_1, v_2, 0]",
-        most);
-  }
+  add("1", "sum W_o W_v differs from sum V_o V_v", "v 1^T, v the gap's first singular vector",
+      apart_in_sums(fixed, draw));
+  add("2", "sums are equal, and U - W_k^T W_q is not skew-symmetric", "v e_1^T",
+      apart_by_gap(fixed, u, draw));
+  add("3", "sums are equal, and U - W_k^T W_q is skew-symmetric in every head", "[v_1, v_2, 0]",
+      apart_by_skew_gap(fixed, u));
   table.rows.push_back({std::string("trained"),
                         std::string("600 steps of Adam towards the other layer's outputs"),
                         std::string("64 random X: mean squared error / mean square"),
@@ -318,8 +336,8 @@ void retention_forms(Findings& out) {
 
 // --- Oren et al. 2024: TOVA is a multi-state RNN -------------------------------------------------
 
-void multi_state_rnn(Findings& out) {
-  constexpr int64_t width = 16, heads = 2, length = 24;
+// Plain attention, with weights of unit scale, so that it is not nearly uniform.
+std::shared_ptr<TokenMixer> drawn_attention(int64_t width, int64_t heads, Draw& draw) {
   LayerShape shape;
   shape.width = width;
   shape.position.type = "none";
@@ -331,47 +349,57 @@ void multi_state_rnn(Findings& out) {
   }();
   mixer->to(at::kDouble);
   mixer->eval();
-  Draw draw;
-  {
-    // Weights of unit scale, so that attention is not nearly uniform.
-    for (Tensor p : mixer->parameters()) p.copy_(draw.normal(p.sizes()) / 2);
-  }
-  const auto parameters = mixer->named_parameters();
+  for (Tensor p : mixer->parameters()) p.copy_(draw.normal(p.sizes()) / 2);
+  return mixer;
+}
+
+// The same attention over x [1, T, C] as a recurrence h_t = f(x_t, h_{t-1}), whose state is at most
+// `budget` pairs (k, v).
+Tensor multi_state_recurrence(const TokenMixer& mixer, int64_t heads, const Tensor& x,
+                              int64_t budget) {
+  const auto parameters = mixer.named_parameters();
   const Tensor qkv = parameters["qkv.weight"], output = parameters["output.weight"];
+  const int64_t size = x.size(2) / heads;
+  Tensor keys = at::empty({0, heads, size}, at::kDouble), values = keys;
+  std::vector<Tensor> rows;
+  for (int64_t t = 0; t < x.size(1); ++t) {
+    const auto part = at::matmul(qkv, x[0][t]).view({3, heads, size}).unbind(0);
+    keys = at::cat({keys, part[1].unsqueeze(0)});
+    values = at::cat({values, part[2].unsqueeze(0)});
+    const Tensor scores =
+        at::einsum("hd,shd->hs", {part[0], keys}) / std::sqrt(static_cast<double>(size));
+    const Tensor p = at::softmax(scores, -1);
+    rows.push_back(at::matmul(output, at::einsum("hs,shd->hd", {p, values}).flatten()));
+    if (keys.size(0) <= budget) continue;
+    const Tensor kept = std::get<0>(std::get<1>(p.mean(0).topk(budget)).sort());
+    keys = keys.index_select(0, kept);
+    values = values.index_select(0, kept);
+  }
+  return at::stack(rows).unsqueeze(0);
+}
+
+// Decodes x [1, T, C] under the policy tova, which keeps `budget` positions.
+Tensor decoded_by_tova(TokenMixer& mixer, const Tensor& x, int64_t budget) {
+  MixerState state = mixer.initial_state(CachePolicy::parse(str("tova:", budget)));
+  std::vector<Tensor> rows;
+  for (int64_t t = 0; t < x.size(1); ++t) {
+    rows.push_back(mixer.extend(x.narrow(1, t, 1), state, {}));
+  }
+  return at::cat(rows, 1);
+}
+
+void multi_state_rnn(Findings& out) {
+  constexpr int64_t width = 16, heads = 2, length = 24;
+  Draw draw;
+  const std::shared_ptr<TokenMixer> mixer = drawn_attention(width, heads, draw);
   const Tensor x = draw.normal({1, length, width});
-  // h_t = f(x_t, h_{t-1}): the state is at most `budget` pairs (k, v).
-  const auto recurrent = [&](int64_t budget) {
-    Tensor keys = at::empty({0, heads, width / heads}, at::kDouble), values = keys;
-    std::vector<Tensor> rows;
-    for (int64_t t = 0; t < length; ++t) {
-      const auto part = at::matmul(qkv, x[0][t]).view({3, heads, width / heads}).unbind(0);
-      keys = at::cat({keys, part[1].unsqueeze(0)});
-      values = at::cat({values, part[2].unsqueeze(0)});
-      const Tensor scores =
-          at::einsum("hd,shd->hs", {part[0], keys}) / std::sqrt(static_cast<double>(width / heads));
-      const Tensor p = at::softmax(scores, -1);
-      rows.push_back(at::matmul(output, at::einsum("hs,shd->hd", {p, values}).flatten()));
-      if (keys.size(0) <= budget) continue;
-      const Tensor kept = std::get<0>(std::get<1>(p.mean(0).topk(budget)).sort());
-      keys = keys.index_select(0, kept);
-      values = values.index_select(0, kept);
-    }
-    return at::stack(rows).unsqueeze(0);
-  };
-  const auto decoded = [&](int64_t budget) {
-    MixerState state = mixer->initial_state(CachePolicy::parse(str("tova:", budget)));
-    std::vector<Tensor> rows;
-    for (int64_t t = 0; t < length; ++t)
-      rows.push_back(mixer->extend(x.narrow(1, t, 1), state, {}));
-    return at::cat(rows, 1);
-  };
   const Tensor whole = mixer->forward(x, {});
   Table table{.title = str("TOVA as a multi-state RNN, ", length, " positions"),
               .columns = {"states kept", "decoding - recurrence", "decoding - full attention"}};
   double worst = 0;
   for (const int64_t budget : {length, length / 2, length / 4, length / 8}) {
-    const Tensor y = decoded(budget);
-    const double error = largest(y - recurrent(budget));
+    const Tensor y = decoded_by_tova(*mixer, x, budget);
+    const double error = largest(y - multi_state_recurrence(*mixer, heads, x, budget));
     worst = std::max(worst, error);
     table.rows.push_back({budget, error, largest(y - whole)});
   }

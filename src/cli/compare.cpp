@@ -36,12 +36,11 @@ struct CompareArguments {
   std::string run;
 };
 
-// What compare() does not know of a comparison: its configuration's text, and where, how and when
-// it was run.
-void add_circumstances(report::Comparison& out, const CompareArguments& a,
-                       const std::string& toml) {
+// What compare() does not know of a comparison: the text of its configuration `root`, and where,
+// how and when it was run.
+void add_circumstances(report::Comparison& out, const CompareArguments& a, const Node& root) {
   out.machine = bench::machine_facts();
-  out.config = toml;
+  out.config = to_toml(root);
   // By its plain name: a page that is passed on has no path of this machine.
   out.command = str("headloom compare ", shell_word(a.config.path));
   for (const std::string& s : a.config.overrides) out.command += " --set " + shell_word(s);
@@ -110,7 +109,8 @@ int run_one(const CompareArguments& a) {
   return 1;
 }
 
-int run_compare(CompareArguments& a) {
+// Finds the configuration and the folder, where the arguments leave them open.
+void find_places(CompareArguments& a) {
   namespace fs = std::filesystem;
   // A comparison's folder in place of a configuration goes on with that comparison.
   if (is_folder(a.config.path)) {
@@ -122,12 +122,48 @@ int run_compare(CompareArguments& a) {
          did_you_mean_folder(a.config.path, FolderOf::comparison));
   }
   if (a.out.empty()) a.out = "runs/" + fs::path(a.config.path).stem().string();
+}
+
+void write_comparison(const std::string& folder, const Node& root,
+                      const report::Comparison& result) {
+  write_file(folder + "/config.toml", to_toml(with_absolute_paths(root)));
+  write_file(folder + "/report.html", report::to_html(result));
+  write_file(folder + "/comparison.json", report::to_json(result));
+}
+
+// A command for every run that --plan has found.
+void print_plan(const std::string& folder, const std::vector<std::string>& runs) {
+  for (const std::string& run : runs) {
+    std::printf("%s compare %s --run %s\n", program_name().c_str(), shell_word(folder).c_str(),
+                shell_word(run).c_str());
+  }
+}
+
+// Says how many runs failed. Returns whether any did beside those of the sweep.
+bool say_what_failed(const report::Comparison& result) {
+  int failed = 0, of_sweep = 0;
+  for (const report::Run& r : result.runs) {
+    (r.sweep ? of_sweep : failed) += r.state != report::RunState::kFinished;
+  }
+  for (const report::Comparison& again : result.robustness) {
+    for (const report::Run& r : again.runs) failed += r.state != report::RunState::kFinished;
+  }
+  // A setting that fails is infinitely bad, which is an answer.
+  if (of_sweep > 0) {
+    std::fprintf(stderr, "%d of the sweep's runs failed; the report says why.\n", of_sweep);
+  }
+  if (failed > 0)
+    std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);
+  return failed > 0;
+}
+
+int run_compare(CompareArguments& a) {
+  find_places(a);
   if (!a.run.empty()) return run_one(a);
   const Node root = a.config.read();
   expect_comparison(root, a.config.path, true);
   CompareConfig config;
   read_fields(root, config);
-  const std::string toml = to_toml(root);
   check_folder(a);
   install_interrupt_handler("\nheadloom: ending; press Ctrl-C again to stop at once.\n");
   CompareControl control{.folder = a.out, .fresh = a.fresh, .jobs = a.jobs};
@@ -144,10 +180,8 @@ int run_compare(CompareArguments& a) {
     // Also where nothing is measured now: with --plan, and before and after an interruption.
     if (config.speed.rounds > 0)
       take_kept_speeds(a.out, config.speed.rounds, /*anywhere=*/false, result);
-    add_circumstances(result, a, toml);
-    write_file(a.out + "/config.toml", to_toml(with_absolute_paths(root)));
-    write_file(a.out + "/report.html", report::to_html(result));
-    write_file(a.out + "/comparison.json", report::to_json(result));
+    add_circumstances(result, a, root);
+    write_comparison(a.out, root, result);
   };
   if (config.speed.rounds > 0) {
     control.measure = [&](const report::Comparison& finished) {
@@ -155,10 +189,7 @@ int run_compare(CompareArguments& a) {
     };
   }
   if (a.plan) {
-    for (const std::string& run : plan_comparison(config, control)) {
-      std::printf("%s compare %s --run %s\n", program_name().c_str(), shell_word(a.out).c_str(),
-                  shell_word(run).c_str());
-    }
+    print_plan(a.out, plan_comparison(config, control));
     return 0;
   }
   const CompareOutcome outcome = compare(config, control);
@@ -170,20 +201,7 @@ int run_compare(CompareArguments& a) {
     return 1;
   }
   std::fprintf(stderr, "report: %s/report.html\n", a.out.c_str());
-  int failed = 0, of_sweep = 0;
-  for (const report::Run& r : result.runs) {
-    (r.sweep ? of_sweep : failed) += r.state != report::RunState::kFinished;
-  }
-  for (const report::Comparison& again : result.robustness) {
-    for (const report::Run& r : again.runs) failed += r.state != report::RunState::kFinished;
-  }
-  // A setting that fails is infinitely bad, which is an answer.
-  if (of_sweep > 0) {
-    std::fprintf(stderr, "%d of the sweep's runs failed; the report says why.\n", of_sweep);
-  }
-  if (failed > 0)
-    std::fprintf(stderr, "headloom: %d of the runs failed; the report says why.\n", failed);
-  return failed > 0 ? 1 : 0;
+  return say_what_failed(result) ? 1 : 0;
 }
 
 }  // namespace

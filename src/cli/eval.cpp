@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <variant>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
@@ -175,6 +176,15 @@ Node with_context(const Node& root, int64_t context) {
   return out;
 }
 
+// Refuses a task whose sequences --set has made longer than the model's.
+void check_length(const Node& root, const ModelConfig& model) {
+  const Node* given = root.find("task") != nullptr ? root.find("task")->find("length") : nullptr;
+  const int64_t* length = given != nullptr ? std::get_if<int64_t>(&given->value) : nullptr;
+  if (length == nullptr || *length <= model.max_length.value_or(*length)) return;
+  usage_error("'task.length' is ", *length, ", expected at most the run's 'model.max_length', ",
+              *model.max_length, "; --context ", *length, " reads sequences of that length.");
+}
+
 // The run, with the data and the length that are asked for. `own`: whether it reads the part of its
 // own data that training evaluated.
 LoadedRun load_for_eval(const EvalArguments& a, bool& own) {
@@ -184,7 +194,11 @@ LoadedRun load_for_eval(const EvalArguments& a, bool& own) {
     Node root = write_fields(loaded.config);
     for (const std::string& assignment : a.overrides) apply_override(root, assignment);
     fill_from_run(root, a.model);  // where the whole of [task] is another
-    if (a.context > 0) root = with_context(root, a.context);
+    if (a.context > 0) {
+      root = with_context(root, a.context);
+    } else {
+      check_length(root, loaded.config.model);
+    }
     RunConfig changed = read_run_config(root);
     use_kept_tokenizer(a.model, changed);
     own = choose_part(a.model, loaded.config, changed, a.overrides);

@@ -97,8 +97,81 @@ int64_t first_of_answer(const std::vector<int64_t>& source, LoadedRun& loaded,
   return loaded.config.build_task()->eval_batch(0, 1).inputs[0][0].item<int64_t>();
 }
 
-// Goes on with the prompt, or answers it, which is then the source. One sample is shown as it is
-// written, several when all are done.
+// The prompt, which `tokens` stand for, as it is shown before the text that goes on with it.
+std::string shown_prompt(const std::string& prompt, const std::vector<int64_t>& tokens,
+                         const Codec& codec) {
+  // Tasks of numbers or words write a space after each, also after the last one of the prompt.
+  const bool lacks_space =
+      !prompt.empty() && prompt.back() != ' ' && join(codec.pieces(tokens), "").ends_with(' ');
+  return lacks_space ? prompt + ' ' : prompt;
+}
+
+// The samples on their way to standard output: one is shown as it is written, several when all are
+// done. `before` is shown before each.
+class ShownSamples {
+ public:
+  ShownSamples(const GenerateArguments& a, const Codec& codec, std::string before)
+      : codec_(codec),
+        before_(std::move(before)),
+        streaming_(a.samples == 1),
+        texts_(static_cast<size_t>(a.samples), TextStream(a.stops)),
+        shown_(texts_.size()) {}
+
+  void begin() {
+    if (streaming_) line_.print(before_);
+  }
+  // Whether one of them has not ended.
+  bool running() const {
+    return std::any_of(texts_.begin(), texts_.end(),
+                       [](const TextStream& t) { return !t.ended(); });
+  }
+  // The next token of each sample, [samples] int64; those that have ended leave it out.
+  void add(const Tensor& tokens) {
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      if (texts_[i].ended()) continue;
+      const int64_t token = tokens[static_cast<int64_t>(i)].item<int64_t>();
+      if (codec_.end() && token == *codec_.end()) {
+        texts_[i].end();
+        continue;
+      }
+      ++written_;
+      show(i, texts_[i].add(codec_.piece(token)));
+    }
+  }
+  // What was held back, and several samples whole.
+  void end() {
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      show(i, texts_[i].rest());
+      if (!streaming_) print_now(str("--- sample ", i + 1, "\n", before_, shown_[i], "\n"));
+    }
+    if (streaming_) line_.end();
+  }
+  // Tokens of all samples.
+  int64_t written() const { return written_; }
+
+ private:
+  void show(size_t i, const std::string& text) {
+    if (streaming_) line_.print(text);
+    shown_[i] += text;
+  }
+
+  const Codec& codec_;
+  const std::string before_;
+  const bool streaming_;
+  std::vector<TextStream> texts_;
+  std::vector<std::string> shown_;
+  OpenLine line_;
+  int64_t written_ = 0;
+};
+
+void say_outgrown(const Generation& text) {
+  std::fprintf(stderr,
+               "headloom: the text has outgrown the %lld positions that the model was built for "
+               "(max_length): it goes on from its newest %s alone.\n",
+               static_cast<long long>(text.most()), counted(text.newest(), "token").c_str());
+}
+
+// Goes on with the prompt, or answers it, which is then the source.
 Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
   const bool answers = loaded.config.model.kind == "encoder_decoder";
   const Codec codec(loaded.config);
@@ -115,62 +188,29 @@ Timing write_text(const GenerateArguments& a, LoadedRun& loaded) {
     // A model starts a document after the end of another.
     prompt.push_back(codec.end().value_or(0));
   }
-  std::string before = answers ? "" : a.prompt;
-  // Tasks of numbers or words write a space after each, also after the last one of the prompt.
-  if (!before.empty() && before.back() != ' ' && join(codec.pieces(prompt), "").ends_with(' ')) {
-    before += ' ';
-  }
-  const bool streaming = a.samples == 1;
-  std::vector<TextStream> texts(static_cast<size_t>(a.samples), TextStream(a.stops));
-  std::vector<std::string> shown(texts.size());
-  OpenLine line;
-  const auto show = [&](size_t i, const std::string& text) {
-    if (streaming) line.print(text);
-    shown[i] += text;
-  };
+  ShownSamples samples(a, codec, answers ? "" : shown_prompt(a.prompt, prompt, codec));
   Clock clock;
   const Autocast autocast(loaded.config.train.dtype, loaded.model->device().type());
   Generation continuation(dynamic_cast<AutoregressiveModel&>(*loaded.model), {prompt}, options);
   timing.read_seconds = clock.lap();
-  const int64_t most = continuation.most(), newest = continuation.newest();
+  const int64_t most = continuation.most();
   const auto given = static_cast<int64_t>(prompt.size());
-  const auto outgrown = [&] {
-    std::fprintf(stderr,
-                 "headloom: the text has outgrown the %lld positions that the model was built for "
-                 "(max_length): it goes on from its newest %s alone.\n",
-                 static_cast<long long>(most), counted(newest, "token").c_str());
-  };
   if (given > most) {
-    outgrown();
-    timing.read = newest;
+    say_outgrown(continuation);
+    timing.read = continuation.newest();
   }
-  if (streaming) line.print(before);  // not before what is refused above
-  const auto running = [&] {
-    return std::any_of(texts.begin(), texts.end(), [](const TextStream& t) { return !t.ended(); });
-  };
+  samples.begin();  // not before what is refused above
   int64_t made = 0;
-  for (; made < options.tokens && running() && !interrupted(); ++made) {
-    const Tensor tokens = continuation.next();
-    for (size_t i = 0; i < texts.size(); ++i) {
-      if (texts[i].ended()) continue;
-      const int64_t token = tokens[static_cast<int64_t>(i)].item<int64_t>();
-      if (codec.end() && token == *codec.end()) {
-        texts[i].end();
-        continue;
-      }
-      ++timing.written;
-      show(i, texts[i].add(codec.piece(token)));
-    }
+  while (made < options.tokens && samples.running() && !interrupted()) {
+    samples.add(continuation.next());
+    ++made;
   }
   timing.write_seconds = clock.lap();
-  for (size_t i = 0; i < texts.size(); ++i) {
-    show(i, texts[i].rest());
-    if (!streaming) print_now(str("--- sample ", i + 1, "\n", before, shown[i], "\n"));
-  }
-  if (streaming) line.end();
+  timing.written = samples.written();
+  samples.end();
   // Not in the middle of the text that is shown as it is written.
-  if (given <= most && made > 0 && given + made - 1 > most) outgrown();
-  if (codec.end() && made == options.tokens && made < a.tokens && running()) {
+  if (given <= most && made > 0 && given + made - 1 > most) say_outgrown(continuation);
+  if (codec.end() && made == options.tokens && made < a.tokens && samples.running()) {
     std::fprintf(stderr,
                  "headloom: the answer has not ended after %s, which is the length that the model "
                  "was built for (max_length): it stops there.\n",

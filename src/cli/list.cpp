@@ -62,6 +62,58 @@ std::vector<std::string> traits_of(const MixerTraits& t) {
   return out;
 }
 
+// The keys of [model]: of a decoder, then those that other kinds and options have beside them.
+Section model_section() {
+  Section out{"model", "[model]", {}};
+  ModelConfig decoder;
+  out.items.push_back({"model", "keys of the model", "", options_of(decoder)});
+  std::set<std::string> known;  // the keys of a decoder, which are those of nearly all kinds
+  for (const OptionInfo& o : out.items[0].options) known.insert(o.key);
+  const auto further = [&](ModelConfig config, const std::string& name, const std::string& doc) {
+    std::vector<OptionInfo> options;
+    for (const OptionInfo& o : options_of(config)) {
+      if (!known.contains(o.key)) options.push_back(o);
+    }
+    if (!options.empty()) out.items.push_back({name, doc, "", options});
+  };
+  for (const std::string& kind : model_kinds()) {
+    if (kind == decoder.kind) continue;
+    ModelConfig config;
+    config.kind = kind;
+    further(config, "kind " + kind, "further keys of kind = \"" + kind + "\"");
+  }
+  ModelConfig stretched;
+  stretched.position.scaling = "llama3";
+  further(stretched, "position.scaling",
+          "further keys of position.scaling = \"llama3\"; \"linear\" has position.factor alone");
+  LayerConfig layer;
+  out.items.push_back({"[[model.layer]]", "keys of each layer", "", options_of(layer)});
+  return out;
+}
+
+Section train_section() {
+  TrainOptions train;
+  ParameterGroup group;
+  return {"train",
+          "[train]",
+          {{"train", "keys of the training", "", options_of(train)},
+           {"[[train.group]]", "keys of each group of parameters", "", options_of(group)}}};
+}
+
+Section compare_section() {
+  CompareConfig comparison;
+  ComparedModel model;
+  ComparedTask task;
+  ComparedSize size;
+  return {
+      "compare",
+      "Comparisons",
+      {{"compare", "keys of a comparison, beside [model] and [train]", "", options_of(comparison)},
+       {"[[models]]", "keys of each model compared", "", options_of(model)},
+       {"[[tasks]]", "keys of each task compared", "", options_of(task)},
+       {"[[sizes]]", "keys of each size compared", "", options_of(size)}}};
+}
+
 std::vector<Section> sections() {
   std::vector<Section> out = {{"mixers", "Token mixers", items_of(token_mixers())},
                               {"channels", "Channel mixers", items_of(channel_mixers())},
@@ -83,48 +135,9 @@ std::vector<Section> sections() {
   for (const ModelPreset& p : model_presets())
     presets.items.push_back({p.name, p.doc, p.source, {}});
   out.push_back(presets);
-  Section model{"model", "[model]", {}};
-  ModelConfig decoder;
-  model.items.push_back({"model", "keys of the model", "", options_of(decoder)});
-  std::set<std::string> known;  // the keys of a decoder, which are those of nearly all kinds
-  for (const OptionInfo& o : model.items[0].options) known.insert(o.key);
-  const auto further = [&](ModelConfig config, const std::string& name, const std::string& doc) {
-    std::vector<OptionInfo> options;
-    for (const OptionInfo& o : options_of(config)) {
-      if (!known.contains(o.key)) options.push_back(o);
-    }
-    if (!options.empty()) model.items.push_back({name, doc, "", options});
-  };
-  for (const std::string& kind : model_kinds()) {
-    if (kind == decoder.kind) continue;
-    ModelConfig config;
-    config.kind = kind;
-    further(config, "kind " + kind, "further keys of kind = \"" + kind + "\"");
-  }
-  ModelConfig stretched;
-  stretched.position.scaling = "llama3";
-  further(stretched, "position.scaling",
-          "further keys of position.scaling = \"llama3\"; \"linear\" has position.factor alone");
-  LayerConfig layer;
-  model.items.push_back({"[[model.layer]]", "keys of each layer", "", options_of(layer)});
-  TrainOptions train;
-  ParameterGroup group;
-  out.push_back(model);
-  out.push_back({"train",
-                 "[train]",
-                 {{"train", "keys of the training", "", options_of(train)},
-                  {"[[train.group]]", "keys of each group of parameters", "", options_of(group)}}});
-  CompareConfig comparison;
-  ComparedModel compared_model;
-  ComparedTask compared_task;
-  ComparedSize compared_size;
-  out.push_back(
-      {"compare",
-       "Comparisons",
-       {{"compare", "keys of a comparison, beside [model] and [train]", "", options_of(comparison)},
-        {"[[models]]", "keys of each model compared", "", options_of(compared_model)},
-        {"[[tasks]]", "keys of each task compared", "", options_of(compared_task)},
-        {"[[sizes]]", "keys of each size compared", "", options_of(compared_size)}}});
+  out.push_back(model_section());
+  out.push_back(train_section());
+  out.push_back(compare_section());
   return out;
 }
 

@@ -615,6 +615,9 @@ def test_eval_reads_the_half_that_training_evaluated(place, tmp_path):
     # Other windows are no halves of these.
     other = json.loads(headloom("eval", run, "--json", "--set", "task.length=8", cwd=place).stdout)
     assert other["split"] == "all" and other["sequences"] > result["sequences"]
+    longer = headloom("eval", run, "--set", "task.length=4096", cwd=place, code=2).stderr
+    assert longer.startswith("headloom: 'task.length' is 4096, expected at most the run's 'model.max_length', ")
+    assert "; --context 4096 reads sequences of that length." in longer
 
 
 def test_eval_knows_data_that_were_moved(place, tmp_path):
