@@ -97,6 +97,10 @@ void FunctionalModule::set_tensors(at::TensorList params, Inputs inputs) {
     TORCH_CHECK_VALUE(has_sizes(params[i], own.sizes), module->what(), ": parameter '", own.name,
                       "' must be ", at::IntArrayRef(own.sizes), "; it is ", params[i].sym_sizes(),
                       ".");
+    // PyTorch's products of a tensor and one on meta have values that nobody has computed.
+    TORCH_CHECK_VALUE(params[i].device() == params[0].device(), module->what(), ": parameter '",
+                      own.name, "' is on ", params[i].device(), ", but '", parameters[0].name,
+                      "' is on ", params[0].device(), "; expected one device.");
   }
   for (const Input& input : inputs) {
     if (params.empty() || !input.tensor.defined()) continue;

@@ -258,6 +258,8 @@ class GenerationFromPython : public torch::CustomClassHolder {
     const auto texts_of = [&](const char* name, const std::vector<Tensor>& given) {
       std::vector<std::vector<int64_t>> texts;
       for (const Tensor& one : given) {
+        TORCH_CHECK_VALUE(!one.is_meta(), decoder.what(), ": ", name,
+                          " is on meta, expected tokens with values.");
         check_tokens(decoder, name, one.cpu().unsqueeze(0));
         const Tensor tokens = one.to(at::kCPU, at::kLong).contiguous();
         const int64_t* first = tokens.const_data_ptr<int64_t>();

@@ -107,6 +107,22 @@ Tensor naive(const Variant& v, std::map<std::string, Tensor>& p, const Tensor& x
   return y;
 }
 
+// The weight of the only expert is made 1, whatever its score.
+TEST(MoeMixer, OfOneExpertIsSwiglu) {
+  at::manual_seed(4);
+  for (const char* scores : {"softmax", "sigmoid"}) {
+    const auto one = moe(str("hidden = 20\nrouted = 1\nshared = 0\nactive = 1\n",
+                             "renormalise = true\nscores = '", scores, "'"));
+    const auto plain = channel_mixer("swiglu", "hidden = 20", shape_of(24, 3));
+    add_noise(*one, 0.5);
+    const auto p = parameters(*one);
+    set(*plain, "up.weight", p.at("up")[0]);
+    set(*plain, "down.weight", p.at("down")[0]);
+    const Tensor x = at::randn({2, 9, 24});
+    EXPECT_TRUE(close(one->forward(x, {}), plain->forward(x, {}), 1e-5)) << scores;
+  }
+}
+
 TEST(MoeMixer, FollowsItsFormula) {
   at::NoGradGuard no_grad;
   for (const Variant& v : variants()) {

@@ -74,6 +74,37 @@ TEST(Shaped, ComputesTheFormula) {
   }
 }
 
+// The softmax term alone is plain attention without an output projection.
+TEST(Shaped, WithoutIdentityAndMeanIsPlainAttention) {
+  at::manual_seed(4);
+  for (const bool causal : {true, false}) {
+    for (const char* position : {"rope", "alibi"}) {
+      LayerShape shape = shape_of(0, causal);
+      shape.position.type = position;
+      const auto shaped = test::mixer("shaped", "heads = 3", shape);
+      shape.bias = true;
+      const auto mha = test::mixer("mha", "heads = 3", shape);
+      test::add_noise(*shaped, 0.5);
+      const Tensor x = at::randn({2, 9, 12});
+      const Tensor before = shaped->forward(x, {});
+      test::set(*shaped, "map_gain", at::ones({3}));
+      test::set(*shaped, "identity_gain", at::zeros({3}));
+      test::set(*shaped, "uniform_gain", at::zeros({3}));
+      const auto p = test::parameters(*shaped);
+      const Tensor one = at::eye(12);
+      const Tensor value =
+          p.at("value.weight") * p.at("value_gain") + one * p.at("value_skip_gain");
+      test::set(*mha, "qkv.weight", at::cat({p.at("qk.weight"), value}));
+      test::set(*mha, "qkv.bias", at::cat({p.at("qk.bias"), at::zeros({12})}));
+      test::set(*mha, "output.weight", one);
+      test::set(*mha, "output.bias", at::zeros({12}));
+      const Tensor y = shaped->forward(x, {});
+      EXPECT_TRUE(close(y, mha->forward(x, {}), 1e-5)) << position << causal;
+      EXPECT_FALSE(close(y, before, 1e-2)) << position << causal;
+    }
+  }
+}
+
 TEST(Shaped, StartsAsTheIdentity) {
   for (const int64_t layer : {0, 1}) {
     const auto mixer = test::mixer("shaped", "heads = 3", shape_of(layer, true));

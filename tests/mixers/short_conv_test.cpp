@@ -31,6 +31,23 @@ TEST(ShortConv, IsAddedToWhatTheMixerReads) {
   EXPECT_FALSE(close(with->forward(x, {}), without->forward(x, {}), 1e-2));
 }
 
+TEST(ShortConv, OfZerosIsNone) {
+  at::manual_seed(4);
+  for (const auto& entry : token_mixers()) {
+    if (!entry.traits.causal) continue;
+    LayerShape shape = shape_of(96);
+    const auto without = mixer(entry.name, "", shape);
+    shape.short_conv = 4;
+    const auto with = mixer(entry.name, "", shape);
+    add_noise(*without, 0.1);
+    for (const auto& [name, value] : parameters(*without)) set(*with, name, value);
+    const Tensor x = at::randn({2, 7, 96}), expected = without->forward(x, {});
+    EXPECT_FALSE(close(with->forward(x, {}), expected, 1e-2)) << entry.name;
+    set(*with, "short_conv", at::zeros({96, 4}));
+    EXPECT_TRUE(close(with->forward(x, {}), expected, 1e-6)) << entry.name;
+  }
+}
+
 TEST(ShortConv, StartsAsPyTorchStartsConvolutions) {
   const auto filter = parameters(*mixer("rwkv", "", convolved(4))).at("short_conv");
   EXPECT_LE(filter.abs().max().item<double>(), 0.5);

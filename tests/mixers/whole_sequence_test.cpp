@@ -127,6 +127,24 @@ TEST(Linformer, EverySharingComputesTheFormulaOnShortSequencesToo) {
   }
 }
 
+// Projections that are the identity leave every key and value as it is.
+TEST(Linformer, OfTheWholeLengthsRankIsPlainAttention) {
+  at::manual_seed(3);
+  for (const char* position : {"none", "rope"}) {
+    LayerShape shape = shape_of(12, 7);
+    shape.position.type = position;
+    const auto linformer = test::mixer("linformer", "heads = 3\nrank = 7", shape);
+    const auto mha = test::mixer("mha", "heads = 3", shape);
+    test::add_noise(*linformer, 0.5);
+    const auto p = test::parameters(*linformer);
+    for (const char* name : {"qkv.weight", "output.weight"}) test::set(*mha, name, p.at(name));
+    const Tensor x = at::randn({2, 7, 12}), expected = mha->forward(x, {});
+    EXPECT_FALSE(close(linformer->forward(x, {}), expected, 1e-2)) << position;
+    for (const char* name : {"e", "f"}) test::set(*linformer, name, at::eye(7));
+    EXPECT_TRUE(close(linformer->forward(x, {}), expected, 1e-5)) << position;
+  }
+}
+
 TEST(Linformer, LayersShareOneProjectionWhereTheModelLetsThem) {
   LayerShape shape = shape_of(12, 9);
   shape.shared = std::make_shared<std::map<std::string, Tensor>>();

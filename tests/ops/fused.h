@@ -70,6 +70,19 @@ inline void expect_errs_like_rounding(const Evaluate& evaluate, double slack) {
   }
 }
 
+// That inputs and cotangents whose rows lie apart (rows_apart), as `apart` has them, give bit for
+// bit what those that `adjacent` has give, which lie side by side.
+inline void expect_same_with_rows_apart(const Evaluate& adjacent, const Evaluate& apart) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const std::vector<Tensor> expected = adjacent("fused", type);
+    const std::vector<Tensor> got = evaluate_poisoned(apart, type);
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], expected[i])) << "result or gradient " << i << ", " << type;
+    }
+  }
+}
+
 // That the kernels in float32 give on several threads what they give on one: exactly, or within
 // `tolerance` where threads share what is summed.
 inline void expect_same_on_any_number_of_threads(const Evaluate& evaluate, double tolerance = 0) {

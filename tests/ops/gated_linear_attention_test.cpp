@@ -214,6 +214,8 @@ struct Case {
   bool state = false, strided = false, last_state = true;  // last_state: its gradient is wanted
   int64_t document = 0;                                    // positions a document; 0: all one
   double decay = 1;                                        // times those that the mixer starts with
+  // log_decay in float32 beside narrow q, k and v, as the mixer has it.
+  bool wide_decay = false;
 };
 
 struct Problem {
@@ -225,8 +227,8 @@ Problem make(const Case& c, at::ScalarType type) {
   at::manual_seed(7);
   Problem p;
   p.leaves = random_qkv(c, type);
-  const Tensor decay = c.decay * log_decays({c.B, c.T, c.H, c.strided ? 2 * c.D : c.D});
-  p.leaves.push_back((c.strided ? decay.slice(-1, 0, 2 * c.D, 2) : decay).to(type));
+  const Tensor decay = c.decay * log_decays({c.B, c.T, c.H, c.D});
+  p.leaves.push_back(decay.to(c.wide_decay ? at::toOpMathType(type) : type));
   if (c.state) p.leaves.push_back(at::randn({c.B, c.H, c.D, c.E}));
   p.options.documents = document_ids(c);
   return p;
@@ -234,13 +236,13 @@ Problem make(const Case& c, at::ScalarType type) {
 
 // Output, last state and gradients under fixed random cotangents.
 std::vector<Tensor> evaluate(Problem p, const Case& c, const char* backend, at::ScalarType type) {
-  const std::vector<Tensor> leaves = leaves_of(p.leaves, 4, type);
+  const std::vector<Tensor> leaves = leaves_of(p.leaves, c.wide_decay ? 3 : 4, type, c.strided);
   p.options.backend = backend;
   p.options.form = "recurrent";
   if (leaves.size() > 4) p.options.state = leaves[4];
   const auto [out, state] =
       ops::gated_linear_attention(leaves[0], leaves[1], leaves[2], leaves[3], p.options);
-  return output_and_gradients(out, state, leaves, p.leaves[0].scalar_type(), c.last_state);
+  return output_and_gradients(out, state, leaves, p.leaves[0].scalar_type(), c);
 }
 
 std::vector<Case> cases() {
@@ -275,6 +277,30 @@ TEST(GatedLinearAttentionFused, BFloat16ErrsLikeItsRounding) {
         Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
     SCOPED_TRACE(c.name);
     expect_errs_like_rounding(evaluation(c, at::kBFloat16), 1e-6);
+  }
+}
+
+// As the mixer trains under autocast. The gradient of log_decay is float32 too, and the slack is
+// the kernels' tolerance in that type.
+TEST(GatedLinearAttentionFused, TakesWideDecaysBesideBFloat16) {
+  for (const Case& c :
+       {Case{.name = "wide decay", .B = 2, .T = 150, .state = true, .wide_decay = true},
+        Case{.name = "wide decay, documents", .T = 100, .document = 30, .wide_decay = true},
+        Case{.name = "wide decay, strided", .T = 50, .strided = true, .wide_decay = true}}) {
+    SCOPED_TRACE(c.name);
+    expect_errs_like_rounding(evaluation(c, at::kBFloat16), 5e-6);
+  }
+}
+
+TEST(GatedLinearAttentionFused, RowsMayLieApart) {
+  for (Case c : {Case{.name = "positions", .B = 2, .T = 70, .state = true},
+                 Case{.name = "odd", .B = 2, .T = 37, .H = 5, .D = 9, .E = 33, .state = true},
+                 Case{.name = "one position", .B = 2, .T = 1, .state = true},
+                 Case{.name = "wide decay", .T = 37, .wide_decay = true}}) {
+    SCOPED_TRACE(c.name);
+    const Evaluate adjacent = evaluation(c, at::kFloat);
+    c.strided = true;
+    expect_same_with_rows_apart(adjacent, evaluation(c, at::kFloat));
   }
 }
 

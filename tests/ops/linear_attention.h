@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "testing/compare.h"
+#include "testing/strided.h"
 
 namespace headloom::test {
 
@@ -68,9 +69,9 @@ void expect_gradients_of_forms_agree(std::initializer_list<const char*> forms,
   }
 }
 
-// A Case has B, T, H, D and E, whether there is a `state` before the sequence, whether q, k and v
-// are `strided`, whether the gradient of the `last_state` is wanted, and how many positions a
-// `document` has, 0 for one document.
+// A Case has B, T, H, D and E, whether there is a `state` before the sequence, whether the rows of
+// inputs and cotangents lie apart (`strided`), whether the gradient of the `last_state` is wanted,
+// and how many positions a `document` has, 0 for one document.
 template <typename Case>
 std::vector<Case> linear_attention_cases() {
   std::vector<Case> out = {
@@ -94,16 +95,11 @@ std::vector<Case> linear_attention_cases() {
   return out;
 }
 
-// q, k and v; strided ones in different ways.
+// q, k and v.
 template <typename Case>
 std::vector<Tensor> random_qkv(const Case& c, at::ScalarType type) {
-  const auto random = [&](int64_t width) {
-    const Tensor t = at::randn({c.B, c.T, c.H, c.strided ? 2 * width : width}).to(type);
-    return c.strided ? t.slice(-1, 0, 2 * width, 2) : t;
-  };
-  std::vector<Tensor> qkv = {random(c.D), random(c.D), random(c.E)};
-  if (c.strided) qkv[1] = at::randn({c.D, c.H, c.B, c.T}).to(type).permute({2, 3, 1, 0});
-  return qkv;
+  const auto random = [&](int64_t width) { return at::randn({c.B, c.T, c.H, width}).to(type); };
+  return {random(c.D), random(c.D), random(c.E)};
 }
 
 // Ids [B, T]; undefined for one document.
@@ -120,29 +116,34 @@ Tensor document_ids(const Case& c) {
   return ids;
 }
 
-// `inputs` as leaves: the first `count` in `type`, the state after them in the type of states.
+// `inputs` as leaves: the first `count` in `type`, those after them in the type of states.
 inline std::vector<Tensor> leaves_of(const std::vector<Tensor>& inputs, size_t count,
-                                     at::ScalarType type) {
+                                     at::ScalarType type, bool strided) {
   std::vector<Tensor> leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::ScalarType to = i < count ? type : at::toOpMathType(type);
-    leaves.push_back(inputs[i].to(to).detach().requires_grad_());
+    const Tensor t = strided ? rows_apart(inputs[i], to) : inputs[i].to(to).detach();
+    leaves.push_back(t.requires_grad_());
   }
   return leaves;
 }
 
 // The output, the last state and the gradients of `leaves` under fixed random cotangents, which are
-// rounded to `given`, the type of the problem. Without `last_state` no gradient reaches the state.
-inline std::vector<Tensor> output_and_gradients(const Tensor& out, const Tensor& state,
-                                                const std::vector<Tensor>& leaves,
-                                                at::ScalarType given, bool last_state) {
+// rounded to `given`, the type of the problem. Without last_state no gradient reaches the state.
+template <typename Case>
+std::vector<Tensor> output_and_gradients(const Tensor& out, const Tensor& state,
+                                         const std::vector<Tensor>& leaves, at::ScalarType given,
+                                         const Case& c) {
+  const auto laid_out = [&](const Tensor& t, at::ScalarType type) {
+    return c.strided ? rows_apart(t, type) : t.to(type);
+  };
   at::manual_seed(11);
   const Tensor to_out = at::randn(out.sizes()).to(given), to_state = at::randn(state.sizes());
   std::vector<Tensor> all = {out.detach(), state.detach()};
-  std::vector<Tensor> outputs = {out}, cotangents = {to_out.to(out.scalar_type())};
-  if (last_state) {
+  std::vector<Tensor> outputs = {out}, cotangents = {laid_out(to_out, out.scalar_type())};
+  if (c.last_state) {
     outputs.push_back(state);
-    cotangents.push_back(to_state.to(state.scalar_type()));
+    cotangents.push_back(laid_out(to_state, state.scalar_type()));
   }
   for (Tensor& g : torch::autograd::grad(outputs, leaves, cotangents)) all.push_back(g);
   return all;

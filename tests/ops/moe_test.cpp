@@ -10,6 +10,7 @@
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
+#include "testing/strided.h"
 
 namespace headloom::moe_test {
 namespace {
@@ -35,8 +36,8 @@ struct Problem {
 Problem make(const Case& c) {
   at::manual_seed(7);
   Problem p;
-  p.x = at::randn({c.tokens, c.strided ? 2 * c.width : c.width}, kDouble);
-  if (c.strided) p.x = p.x.slice(1, 0, 2 * c.width, 2);
+  p.x = at::randn({c.tokens, c.width}, kDouble);
+  if (c.strided) p.x = rows_apart(p.x, at::kDouble);
   p.up = at::randn({c.experts, 2 * c.hidden, c.width}, kDouble) * 0.5;
   p.down = at::randn({c.experts, c.width, c.hidden}, kDouble) * 0.5;
   p.weight = at::rand({c.tokens, c.active}, kDouble);
@@ -76,7 +77,7 @@ std::vector<Tensor> evaluate(Problem p, const char* backend, at::ScalarType type
   std::vector<Tensor> leaves;
   for (Tensor* t : {&p.x, &p.up, &p.down, &p.weight}) {
     const bool weight = t == &p.weight && type != at::kDouble;
-    leaves.push_back(t->to(weight ? at::kFloat : type).detach().requires_grad_());
+    leaves.push_back(in_its_strides(*t, weight ? at::kFloat : type).requires_grad_());
     *t = leaves.back();
   }
   const Tensor y = p.run(backend);

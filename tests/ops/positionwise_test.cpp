@@ -15,6 +15,7 @@
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
 #include "testing/poison.h"
+#include "testing/strided.h"
 
 namespace headloom::positionwise_test {
 namespace {
@@ -113,15 +114,17 @@ std::vector<Call> calls() {
 std::vector<Tensor> evaluate(const Call& c, const char* backend, at::ScalarType type) {
   std::vector<Tensor> inputs;
   for (size_t i = 0; i < c.inputs.size(); ++i) {
-    // In the strides of the original, as `to` keeps them.
-    Tensor t = c.inputs[i].to(i < c.differentiable || type == at::kDouble ? type : at::kFloat);
-    inputs.push_back(t.detach());
+    const bool wide = i >= c.differentiable && type != at::kDouble;
+    inputs.push_back(in_its_strides(c.inputs[i], wide ? at::kFloat : type));
     if (i < c.differentiable) inputs.back().requires_grad_();
   }
   const Tensor y = c.run(inputs, backend);
   EXPECT_EQ(y.scalar_type(), type) << c.name;
   at::manual_seed(11);
-  const Tensor cotangent = at::randn(y.sizes(), kDouble).to(type);
+  const Tensor drawn = at::randn(y.sizes(), kDouble);
+  // As the gradients of parts of something larger come.
+  const bool apart = !c.inputs[0].is_contiguous();
+  const Tensor cotangent = apart ? rows_apart(drawn, type) : drawn.to(type);
   std::vector<Tensor> all = {y.detach()};
   inputs.resize(c.differentiable);
   for (Tensor& g : torch::autograd::grad({y}, inputs, {cotangent})) all.push_back(g);
@@ -171,6 +174,23 @@ TEST(Positionwise, FusedMatchesTheDefinition) {
     const auto got = evaluate(c, "fused", at::kFloat);
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_TRUE(close(got[i], expected[i], 2e-6)) << c.name << c.inputs[0].sizes() << " " << i;
+    }
+  }
+}
+
+TEST(Positionwise, RowsOfRotaryMayLieApart) {
+  at::manual_seed(13);
+  for (const bool interleaved : {false, true}) {
+    for (const int64_t size : {2, 4, 8, 16, 20}) {
+      SCOPED_TRACE(::testing::Message() << "heads of " << size << ", " << interleaved);
+      const Call adjacent =
+          rotary_call(at::randn({2, 9, 3, size}, kDouble), size / 2, interleaved, false);
+      Call apart = adjacent;
+      apart.inputs[0] = rows_apart(adjacent.inputs[0], at::kDouble);
+      const auto evaluation_of = [](const Call& c) -> Evaluate {
+        return [c](const char* backend, at::ScalarType type) { return evaluate(c, backend, type); };
+      };
+      expect_same_with_rows_apart(evaluation_of(adjacent), evaluation_of(apart));
     }
   }
 }

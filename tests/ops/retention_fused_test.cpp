@@ -40,12 +40,12 @@ Problem make(const Case& c, at::ScalarType type) {
 
 Evaluate evaluation(const Case& c, at::ScalarType given) {
   return [c, p = make(c, given)](const char* backend, at::ScalarType type) {
-    const std::vector<Tensor> leaves = leaves_of(p.leaves, 3, type);
+    const std::vector<Tensor> leaves = leaves_of(p.leaves, 3, type, c.strided);
     RetentionOptions o = p.options;
     o.backend = backend;
     if (leaves.size() > 3) o.state = leaves[3];
     const auto [out, state] = retention(leaves[0], leaves[1], leaves[2], p.gamma, o);
-    return output_and_gradients(out, state, leaves, p.leaves[0].scalar_type(), c.last_state);
+    return output_and_gradients(out, state, leaves, p.leaves[0].scalar_type(), c);
   };
 }
 
@@ -85,6 +85,17 @@ TEST(RetentionFused, BFloat16ErrsLikeItsRounding) {
                         Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
     SCOPED_TRACE(c.name);
     expect_errs_like_rounding(evaluation(c, at::kBFloat16), 1e-6);
+  }
+}
+
+TEST(RetentionFused, RowsMayLieApart) {
+  for (Case c : {Case{.name = "positions", .B = 2, .T = 70, .state = true},
+                 Case{.name = "odd", .B = 2, .T = 37, .H = 5, .D = 9, .E = 33, .state = true},
+                 Case{.name = "one position", .B = 2, .T = 1, .state = true}}) {
+    SCOPED_TRACE(c.name);
+    const Evaluate adjacent = evaluation(c, at::kFloat);
+    c.strided = true;
+    expect_same_with_rows_apart(adjacent, evaluation(c, at::kFloat));
   }
 }
 

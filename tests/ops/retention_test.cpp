@@ -133,7 +133,7 @@ TEST_F(Retention, PiecesWithTheStateBetweenAreTheWhole) {
   }
 }
 
-TEST_F(Retention, StridedInputsAreReadInPlace) {
+TEST_F(Retention, DefinitionsTakeStridedInputs) {
   Call c(2, 70, 3, 4, 6);
   const auto [output, state] = c.run();
   const auto strided = [](const Tensor& t) {

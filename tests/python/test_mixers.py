@@ -86,7 +86,8 @@ def test_a_call_draws_no_random_numbers(layer):
 def test_trains_with_a_torch_optimiser(trained):
     x, target = inputs(), inputs()
     before = copy.deepcopy(trained.state_dict())
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+    # Decay alone would move a parameter that has no gradient.
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2, weight_decay=0)
     losses = []
     for _ in range(20):
         loss = (trained(x) - target).square().mean()
@@ -255,6 +256,18 @@ def test_lengths_that_change_are_compiled_once(layer):
                 if ours is not None:
                     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name, left", [("performer", "features"), ("mha", "qkv.weight")])
+def test_a_tensor_that_was_left_on_meta_is_named(name, left):
+    layer = make(name)
+    values = {key: t for key, t in layer.state_dict().items() if key != left}
+    assert len(values) == len(layer.state_dict()) - 1
+    with torch.device("meta"):
+        empty = make(name)
+    empty.load_state_dict(values, assign=True, strict=False)
+    with pytest.raises(ValueError, match=f"'{left}' is on meta(, but .* is on cpu)?; expected one device"):
+        empty(inputs(2, 9))
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -394,6 +394,7 @@ def test_errors_of_presets():
         (lambda m: m.generate(tokens(), 3, temperature=-1.0), "temperature is -1.0"),
         (lambda m: m.generate(torch.zeros(0, dtype=torch.int64), 3), "at least one token"),
         (lambda m: m.generate("text"), "no tokenizer"),
+        (lambda m: m.generate(tokens().to("meta"), 3), "the prompt is on meta, expected tokens with values"),
         (lambda m: m.generate(tokens(), 3, num_samples=0), "num_samples is 0"),
         (lambda m: m.generate(tokens(), 3, stop="x"), "no tokenizer"),
         (lambda m: m.generate(tokens(), -1), "max_new_tokens is -1"),

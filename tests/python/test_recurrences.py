@@ -25,6 +25,7 @@ def calls(dtype=torch.float32):
     scan_state, filters = draw(B, C, N, dtype=dtype), draw(C, 4, dtype=dtype)
     heads = [draw(B, T, 2, size, dtype=dtype) for size in (3, 3, 4)]
     decay = torch.rand(B, T, 2, 3, dtype=dtype).neg().requires_grad_()
+    gamma = torch.tensor([0.5, 0.9], dtype=dtype)
     return {
         "wkv": (OPS.wkv.default, (*sequence[:2], *rates), {}),
         "wkv, all": (OPS.wkv.default, (*sequence[:2], *rates, sequence[2], draw(B, 3, C, dtype=dtype), documents), {}),
@@ -53,6 +54,8 @@ def calls(dtype=torch.float32):
             (sequence[0], filters, draw(C, dtype=dtype), True, draw(B, 3, C, dtype=dtype), documents),
             {},
         ),
+        "retention": (OPS.retention.default, (*heads, gamma), {}),
+        "retention, all": (OPS.retention.default, (*heads, gamma, draw(B, 2, 3, 4, dtype=dtype), documents), dict(chunk=3)),
     }
 
 

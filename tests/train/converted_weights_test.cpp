@@ -31,6 +31,26 @@ const std::vector<std::string>& models() {
   return tomls;
 }
 
+// The logits of `model` with the numbers that its weights stand for once `type` holds them, in
+// float32. Changes the model.
+Tensor dequantized_logits(AutoregressiveModel& model, const ModelInput& input,
+                          at::ScalarType type) {
+  const auto dequantized = [&](const Tensor& weight) {
+    const auto [values, scale] = converted(weight, type);
+    return type == at::kChar ? values.to(at::kFloat) * scale.unsqueeze(1)
+                             : ops::dequantized_int4(values, scale, weight.size(1));
+  };
+  for (const auto& module : model.modules()) {
+    auto* linear = dynamic_cast<Linear*>(module.get());
+    if (linear != nullptr && linear->may_narrow) linear->weight.copy_(dequantized(linear->weight));
+  }
+  const Tensor hidden = model.hidden(input);
+  // A head that is tied to the embedding quantizes a copy of its own, so this is the head's alone.
+  const Tensor table = parameters_of(model).at("embedding");
+  table.copy_(dequantized(table));
+  return model.logits(hidden);
+}
+
 // Autocast multiplies the same numbers, so nothing changes at all.
 TEST(NarrowWeights, BFloat16IsWhatAutocastComputes) {
   at::NoGradGuard no_grad;
@@ -46,7 +66,7 @@ TEST(NarrowWeights, BFloat16IsWhatAutocastComputes) {
 }
 
 // Of the largest logit; int8 weights are off by at most 1 / 254 of a row's largest, those of four
-// bits by about 1 / 16 of a group's.
+// bits by about 1 / 16 of a group's. What the products make of these weights is exact.
 TEST(NarrowWeights, QuantizedWeightsCostLittleAndPiecesGiveTheWhole) {
   at::NoGradGuard no_grad;
   for (const auto type : {at::kChar, at::ScalarType::Int4}) {
@@ -58,6 +78,8 @@ TEST(NarrowWeights, QuantizedWeightsCostLittleAndPiecesGiveTheWhole) {
       const Tensor expected = model->forward(text);
       model->convert_weights(type);
       const Tensor got = model->forward(text);
+      const Tensor wide = dequantized_logits(*decoder(toml, kNoise), {.tokens = text}, type);
+      EXPECT_TRUE(close(got, wide, 2e-5));
       EXPECT_LT(relative_error(got, expected), type == at::kChar ? 0.1 : 0.6);
       EXPECT_GT(relative_error(got, expected), 0);
       if (!model->stacks()[0]->all()[0].mixer->stateful()) continue;
@@ -77,11 +99,15 @@ TEST(NarrowWeights, EncoderDecodersTakeThem) {
   at::NoGradGuard no_grad;
   for (const char* mixer : {"mha", "dcmha", "differential", "multi_token", "talking_heads"}) {
     for (const auto type : {at::kBFloat16, at::kChar, at::ScalarType::Int4}) {
-      at::manual_seed(6);
-      const auto model = std::dynamic_pointer_cast<AutoregressiveModel>(build_model(model_of(str(
-          "kind = 'encoder_decoder'\nwidth = 48\ndepth = 2\nvocabulary = 30\nmax_length = 12\n",
-          "max_source_length = 12\nlayer = [{ mixer = { type = '", mixer, "', heads = 4 } }]"))));
-      model->eval();
+      const auto build = [&] {
+        at::manual_seed(6);
+        auto built = std::dynamic_pointer_cast<AutoregressiveModel>(build_model(model_of(str(
+            "kind = 'encoder_decoder'\nwidth = 48\ndepth = 2\nvocabulary = 30\nmax_length = 12\n",
+            "max_source_length = 12\nlayer = [{ mixer = { type = '", mixer, "', heads = 4 } }]"))));
+        built->eval();
+        return built;
+      };
+      const auto model = build();
       const ModelInput input{.tokens = tokens(2, 7, 30), .source = tokens(2, 9, 30)};
       const Autocast autocast(type == at::kBFloat16 ? "bfloat16" : "");
       const Tensor expected = model->forward(input);
@@ -95,6 +121,7 @@ TEST(NarrowWeights, EncoderDecodersTakeThem) {
         EXPECT_TRUE(at::equal(got, expected)) << mixer;
         continue;
       }
+      EXPECT_TRUE(close(got, dequantized_logits(*build(), input, type), 2e-5)) << mixer;
       EXPECT_LT(relative_error(got, expected), type == at::kChar ? 0.1 : 0.6) << mixer;
       DecoderState state = model->initial_state({}, {.tokens = input.source});
       const Tensor first = model->logits(model->extend(input.tokens.narrow(1, 0, 3), state));

@@ -83,6 +83,7 @@ TEST(Training, EveryKindOverfitsABatch) {
 
 struct KindRun {
   std::string name, model, task;
+  std::string mixer = "type = 'mha', heads = 4";
 };
 
 std::vector<KindRun> kind_runs(const TempFolder& folder) {
@@ -112,8 +113,8 @@ KindRun kind_run(const TempFolder& folder, const std::string& name) {
 
 Node config_of(const KindRun& run, const std::string& train) {
   return parse_toml(str("[model]\nwidth = 32\ndepth = 2\ndropout = 0.1\n", run.model,
-                        "\n[[model.layer]]\nmixer = { type = 'mha', heads = 4 }\n[task]\n",
-                        run.task, "[train]\nlr = 3e-3\nwarmup = 4\n", train),
+                        "\n[[model.layer]]\nmixer = { ", run.mixer, " }\n[task]\n", run.task,
+                        "[train]\nlr = 3e-3\nwarmup = 4\n", train),
                     "run.toml");
 }
 
@@ -154,7 +155,16 @@ TEST(Training, EveryKindLosesInFloat64WhatItLosesInFloat32) {
 
 TEST(Training, EveryKindResumesBitForBit) {
   const TempFolder folder;
-  for (const KindRun& run : kind_runs(folder)) {
+  std::vector<KindRun> runs = kind_runs(folder);
+  // A parameter that layers share, and tables that no gradient changes.
+  KindRun tags = kind_run(folder, "tags");
+  tags.name = "shared";
+  tags.mixer = "type = 'linformer', heads = 4, rank = 5, sharing = 'layerwise'";
+  runs.push_back(tags);
+  tags.name = "fixed";
+  tags.mixer = "type = 'synthesizer', heads = 4, scores = ['random', 'dense'], fixed = true";
+  runs.push_back(tags);
+  for (const KindRun& run : runs) {
     const Node config = config_of(run, "steps = 8\nbatch = 8\neval_every = 4\neval_sequences = 16");
     const std::string whole = folder.path(run.name), cut = folder.path(run.name + "-cut");
     const TrainOutcome outcome = train_quietly(config, {.folder = whole});
