@@ -440,7 +440,7 @@ TEST_P(TokenMixers, Bfloat16FollowsFloat) {
   const Tensor cast = test::under_autocast([&] { return mixer->forward(x, {}); });
   // Over all values: a single one may be the small difference of large ones.
   const auto expect_close = [&](const Tensor& y) {
-    EXPECT_LT((y - expected).norm().item<double>(), 0.03 * expected.norm().item<double>());
+    EXPECT_LT((y - expected).norm().item<double>(), 0.04 * expected.norm().item<double>());
   };
   expect_close(cast);
   if (cast.requires_grad()) cast.sum().backward();

@@ -349,7 +349,7 @@ TEST(ComposedAttentionFused, BiasHasAGradient) {
     expect_close(c, at::kFloat, 2e-5);
   }
   const Problem p = make({.name = "bfloat16", .T = 70, .bias = {8, 70, 70}}, at::kBFloat16);
-  test::expect_errs_like_rounding(evaluation(p), 1e-3);
+  test::expect_errs_like_rounding(evaluation(p), 5e-3);
 }
 
 // Where each of several threads has whole batch elements, all of them add to every part of a bias
@@ -471,7 +471,7 @@ TEST(ComposedAttentionFused, BFloat16ErrsLikeItsRounding) {
         Case{.name = "bfloat16 decode", .B = 2, .T = 4, .S = 300},
         Case{.name = "bfloat16 strided", .T = 50, .strided = true}}) {
     SCOPED_TRACE(c.name);
-    test::expect_errs_like_rounding(evaluation(make(c, at::kBFloat16)), 1e-3);
+    test::expect_errs_like_rounding(evaluation(make(c, at::kBFloat16)), 5e-3);
   }
 }
 

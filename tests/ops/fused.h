@@ -70,15 +70,16 @@ inline void expect_errs_like_rounding(const Evaluate& evaluate, double slack) {
   }
 }
 
-// That inputs and cotangents whose rows lie apart (rows_apart), as `apart` has them, give bit for
-// bit what those that `adjacent` has give, which lie side by side.
+// That inputs and cotangents whose rows lie apart (rows_apart), as `apart` has them, give what those
+// that `adjacent` has give, which lie side by side. A kernel may pack one of them and not the other.
 inline void expect_same_with_rows_apart(const Evaluate& adjacent, const Evaluate& apart) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const std::vector<Tensor> expected = adjacent("fused", type);
     const std::vector<Tensor> got = evaluate_poisoned(apart, type);
     ASSERT_EQ(got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(at::equal(got[i], expected[i])) << "result or gradient " << i << ", " << type;
+      EXPECT_TRUE(close(got[i], expected[i], type == at::kFloat ? 1e-5 : 1e-2))
+          << "result or gradient " << i << ", " << type;
     }
   }
 }

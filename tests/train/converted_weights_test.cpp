@@ -66,7 +66,8 @@ TEST(NarrowWeights, BFloat16IsWhatAutocastComputes) {
 }
 
 // Of the largest logit; int8 weights are off by at most 1 / 254 of a row's largest, those of four
-// bits by about 1 / 16 of a group's. What the products make of these weights is exact.
+// bits by about 1 / 16 of a group's. Products with these weights are exact but for rounding, also
+// where a processor takes them in whole numbers.
 TEST(NarrowWeights, QuantizedWeightsCostLittleAndPiecesGiveTheWhole) {
   at::NoGradGuard no_grad;
   for (const auto type : {at::kChar, at::ScalarType::Int4}) {
@@ -79,7 +80,7 @@ TEST(NarrowWeights, QuantizedWeightsCostLittleAndPiecesGiveTheWhole) {
       model->convert_weights(type);
       const Tensor got = model->forward(text);
       const Tensor wide = dequantized_logits(*decoder(toml, kNoise), {.tokens = text}, type);
-      EXPECT_TRUE(close(got, wide, 2e-5));
+      EXPECT_TRUE(close(got, wide, 1e-3));
       EXPECT_LT(relative_error(got, expected), type == at::kChar ? 0.1 : 0.6);
       EXPECT_GT(relative_error(got, expected), 0);
       if (!model->stacks()[0]->all()[0].mixer->stateful()) continue;
@@ -121,7 +122,7 @@ TEST(NarrowWeights, EncoderDecodersTakeThem) {
         EXPECT_TRUE(at::equal(got, expected)) << mixer;
         continue;
       }
-      EXPECT_TRUE(close(got, dequantized_logits(*build(), input, type), 2e-5)) << mixer;
+      EXPECT_TRUE(close(got, dequantized_logits(*build(), input, type), 1e-3)) << mixer;
       EXPECT_LT(relative_error(got, expected), type == at::kChar ? 0.1 : 0.6) << mixer;
       DecoderState state = model->initial_state({}, {.tokens = input.source});
       const Tensor first = model->logits(model->extend(input.tokens.narrow(1, 0, 3), state));
