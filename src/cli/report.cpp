@@ -10,6 +10,7 @@
 #include "report/format.h"
 #include "serve/page_server.h"
 #include "train/interrupt.h"
+#include "train/run_folder.h"
 #include "train/run_places.h"
 #include "train/run_report.h"
 
@@ -118,7 +119,7 @@ int run_report(ReportArguments& a) {
   if (a.watch) return watch(runs, a);
   const bool asked = !a.out.empty();
   if (!asked) {
-    const bool one_run = a.folders.size() == 1 && fs::exists(a.folders[0] + "/metrics.jsonl");
+    const bool one_run = a.folders.size() == 1 && fs::exists(metrics_path(a.folders[0]));
     a.out = one_run ? a.folders[0] + "/report.html" : "report.html";
   }
   check_output_file(a.out);

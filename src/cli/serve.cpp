@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <string_view>
 
 #include "cli/arguments.h"
 #include "cli/command.h"
@@ -56,6 +57,16 @@ LoadedRun load_decoder(const ServeArguments& a) {
   hold_weights(loaded, a.precision);
   loaded.model->to(device);
   return loaded;
+}
+
+// Whether it is one as browsers send it: in lower case, without a path.
+bool is_origin(const std::string& text) {
+  size_t host = 0;
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (text.starts_with(scheme)) host = scheme.size();
+  }
+  return host > 0 && host < text.size() && text == lower_case(text) &&
+         text.find_first_of("/?#@ \t", host) == std::string::npos;
 }
 
 int run_serve(ServeArguments& a) {
@@ -127,17 +138,11 @@ Command serve_command() {
                 ->delimiter(',')
                 ->allow_extra_args(false)
                 ->check([](const std::string& origin) {
-                  // As browsers send it: in lower case, without a path.
-                  const size_t host = origin.starts_with("https://")  ? 8
-                                      : origin.starts_with("http://") ? 7
-                                                                      : origin.size();
-                  const bool fine = host < origin.size() && origin == lower_case(origin) &&
-                                    origin.find_first_of("/?#@ \t", host) == std::string::npos;
-                  return fine || origin == "*"
+                  return origin == "*" || is_origin(origin)
                              ? ""
                              : "'" + origin +
                                    "' is no origin, expected * or one like https://a.example "
-                                   "(in small letters, without a path)";
+                                   "(in lower case, without a path)";
                 });
             app.footer(serve::limits_text() + "\n\n" + app.get_footer());
             add_cache_option(app, a->cache);

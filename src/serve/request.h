@@ -20,7 +20,7 @@ struct Request {
   int64_t samples = 1;  // texts from each prompt
   // Of each text; absent: default_tokens, or what the length leaves.
   std::optional<int64_t> max_tokens = {};
-  const char* max_tokens_key = "max_tokens";  // as the request has it
+  const char* max_tokens_key = "max_tokens";  // the key that has set it, for messages
   int64_t default_tokens = 16;
   SamplingOptions sampling = {.temperature = 1};
   // Sample i of a prompt draws with seed + i. Where the seed was drawn, so that nobody knows it, text

@@ -344,7 +344,7 @@ class Server::Http : private httplib::Server {
                         connection.expect_body();
                         // The library would cut answers.
                         request.headers.erase("Range");
-                        // It would encode as it does without a weight.
+                        // The library does not look at the weights.
                         if (refuses_encodings(request.get_header_value("Accept-Encoding"))) {
                           request.headers.erase("Accept-Encoding");
                         }

@@ -413,8 +413,8 @@ namespace {
 // Puts what the run in `folder` has so far, its evaluations and its result, into `run`.
 RunMetrics take_progress(report::Run& run, const std::string& folder, const TrainOptions& train,
                          double bytes_per_token, bool of_comparison) {
-  const auto result = read_result(folder + "/result.json");
-  const std::string file = folder + "/metrics.jsonl";
+  const auto result = read_result(result_path(folder));
+  const std::string file = metrics_path(folder);
   // A run that failed before its first step has a result alone, and a comparison trains one anew
   // that has lost its file.
   require(fs::exists(file) || (result && (of_comparison || !result->problem.empty())), file,
@@ -581,9 +581,9 @@ void RunReport::add_sweep(const Compared& compared, const WrittenComparison& wri
     added.folder = absolute_folder(folder);
     const bool worked_on = is_worked_on(folder, compared.folder);
     // comparison.json may be older than the run's end.
-    if (fs::exists(folder + "/result.json")) continue;
+    if (fs::exists(result_path(folder))) continue;
     note_interruption(added, folder, compared.folder, worked_on,
-                      read_metrics(folder + "/metrics.jsonl"));
+                      read_metrics(metrics_path(folder)));
   }
 }
 
@@ -617,7 +617,7 @@ void RunReport::add_robustness(const Compared& compared, const WrittenComparison
                         .task = task.name,
                         .seed = seed,
                         .folder = absolute_folder(folder)};
-        if (fs::exists(folder + "/metrics.jsonl") || fs::exists(folder + "/result.json")) {
+        if (fs::exists(metrics_path(folder)) || fs::exists(result_path(folder))) {
           const bool worked_on = is_worked_on(folder, compared.folder);
           const RunMetrics metrics = take_progress(run, folder, run_config_in(folder).train, *bytes,
                                                    /*of_comparison=*/true);
@@ -677,8 +677,8 @@ void RunReport::add_speeds(report::Comparison& out) const {
 std::vector<std::string> RunReport::files() const {
   std::vector<std::string> out;
   for (const Run& r : runs_) {
-    out.push_back(r.folder + "/metrics.jsonl");
-    out.push_back(r.folder + "/result.json");
+    out.push_back(metrics_path(r.folder));
+    out.push_back(result_path(r.folder));
   }
   for (const Compared& compared : comparisons_) {
     out.push_back(compared.folder + "/speeds.json");
