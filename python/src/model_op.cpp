@@ -10,6 +10,7 @@
 #include "core/platform.h"
 #include "functional_call.h"
 #include "interop/convert.h"
+#include "mixers/check.h"
 #include "model/check.h"
 #include "model/generation.h"
 #include "model_pool.h"
@@ -260,6 +261,7 @@ class GenerationFromPython : public torch::CustomClassHolder {
       for (const Tensor& one : given) {
         TORCH_CHECK_VALUE(!one.is_meta(), decoder.what(), ": ", name,
                           " is on meta, expected tokens with values.");
+        check_dense(decoder, name, one);  // before unsqueeze, which refuses others at length
         check_tokens(decoder, name, one.cpu().unsqueeze(0));
         const Tensor tokens = one.to(at::kCPU, at::kLong).contiguous();
         const int64_t* first = tokens.const_data_ptr<int64_t>();

@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "core/error.h"
+#include "ops/check.h"
 
 namespace headloom {
 namespace {
@@ -27,9 +28,14 @@ bool is_transformed(const Tensor& t) { return t.defined() && t.key_set().has_any
 
 bool has_numbers(const Tensor& t) { return !is_transforming() && !is_transformed(t) && t.is_cpu(); }
 
+void check_dense(const Module& module, const char* name, const Tensor& t) {
+  if (!ops::is_dense(t)) usage_error(module.what(), ": ", name, " ", ops::not_dense(t), ".");
+}
+
 void check_features(const Module& module, const char* name, const Tensor& t, int64_t width) {
   if (!t.defined())
     usage_error(module.what(), ": ", name, " is missing, expected a tensor [B, T, width].");
+  check_dense(module, name, t);
   if (t.dim() != 3 || t.sym_size(2) != width) {
     usage_error(module.what(), ": ", name, " must be [B, T, width = ", width, "]; it is ",
                 t.sym_sizes(), ".");
@@ -47,6 +53,7 @@ void check_features(const Module& module, const char* name, const Tensor& t, int
 
 void check_ids(const Module& module, const char* name, const Tensor& t,
                c10::SymIntArrayRef expected, const char* legend, const Tensor& x) {
+  check_dense(module, name, t);
   if (t.sym_sizes() != expected) {
     usage_error(module.what(), ": ", name, " must be ", legend, " = ", expected, "; it is ",
                 t.sym_sizes(), ".");

@@ -16,9 +16,12 @@ bool is_transformed(const Tensor& t);
 // and on the CPU.
 bool has_numbers(const Tensor& t);
 
-// `t` is [B, T, width] of a floating type, with T of at least 1.
+// `t` is neither sparse nor nested.
+void check_dense(const Module& module, const char* name, const Tensor& t);
+// `t` is dense and [B, T, width] of a floating type, with T of at least 1.
 void check_features(const Module& module, const char* name, const Tensor& t, int64_t width);
-// `t` is int64 on x's device; `expected` are its sizes and `legend` their names, "[B, T]".
+// `t` is dense and int64 on x's device; `expected` are its sizes and `legend` their names, "[B,
+// T]".
 void check_ids(const Module& module, const char* name, const Tensor& t,
                c10::SymIntArrayRef expected, const char* legend, const Tensor& x);
 // `lengths` is [B] int64 for x [B, T, ...], each from 0 to T.

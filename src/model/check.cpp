@@ -27,12 +27,6 @@ void check_presence(const Model& model, const ModelInput& in) {
   takes("source_lengths", in.source_lengths, both);
 }
 
-void check_dense(const Model& model, const char* name, const Tensor& t) {
-  if (t.layout() == at::kStrided) return;
-  usage_error(model.what(), ": ", name, " has the layout ", t.layout(),
-              ", expected a dense tensor, as to_dense() makes it.");
-}
-
 }  // namespace
 
 void check_tokens(const Model& model, const char* name, const Tensor& tokens) {

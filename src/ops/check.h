@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <sstream>
 #include <string>
 
 namespace headloom::ops {
@@ -15,6 +16,23 @@ namespace headloom::ops {
 // Under torch.compile, size() would make constants of the tensor's other dimensions too.
 inline int64_t fixed_size(const at::Tensor& t, int64_t dim) {
   return t.sym_size(dim).guard_int(__FILE__, __LINE__);
+}
+
+// Whether `t` is an ordinary tensor: not sparse, not nested, not in a layout of oneDNN's.
+inline bool is_dense(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_nested(); }
+
+// What a refusal of another tensor says about it.
+inline std::string not_dense(const at::Tensor& t) {
+  if (t.layout() == at::kJagged || t.is_nested()) {
+    return "is a nested tensor, expected a dense one, as torch.nested.to_padded_tensor() makes it";
+  }
+  std::ostringstream layout;
+  layout << t.layout();
+  return "has the layout " + layout.str() + ", expected a dense tensor, as to_dense() makes it";
+}
+
+inline void check_dense(const char* op, const at::Tensor& t, const char* name) {
+  TORCH_CHECK_TYPE(is_dense(t), op, ": ", name, " ", not_dense(t), ".");
 }
 
 // `legend` names the sizes expected: "[B, T, H, D]".

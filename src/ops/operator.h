@@ -418,6 +418,9 @@ struct Bound<Op, std::tuple<A...>> {
   static Result composite(typename A::Kind::Passed... passed, Backend backend) {
     Arguments a = unpack(passed...);
     check_backend(kOp, backend);
+    for (const Slot& slot : slots<Op>(a)) {
+      if (slot.tensor->defined()) check_dense(kOp, *slot.tensor, slot.name);
+    }
     Op::check(a);
     const bool asked = backend.has_value();
     if (asked && *backend == "reference") return Op::reference(a);

@@ -1,6 +1,7 @@
 // Every kind of model, token mixer, channel mixer, block and tiny preset on a device that is not
 // the CPU: the same values and gradients, and no wait for the device.
 #include "mixers/recording.h"
+#include "ops/aft/op.h"
 #include "support.h"
 
 namespace headloom::test::models_test {
@@ -206,6 +207,38 @@ TEST(Device, AutocastLeavesTheScoresOfExpertsAlone) {
     return recording.find("expert_scores").cpu();
   };
   EXPECT_TRUE(close(scores(*experts_away, test::there(x)), scores(*experts, x), 1e-5));
+}
+
+// On a CPU the causal form runs its definition, so its bands are tested here.
+TEST(Device, CausalConvolutionsOfAftAreTheDefinition) {
+  at::manual_seed(8);
+  const auto results = [](const std::vector<Tensor>& given, const Tensor& pull) {
+    std::vector<Tensor> leaves;
+    for (const Tensor& t : given) leaves.push_back(leaf(t));
+    ops::AftOptions options;
+    options.form = "conv";
+    options.bias = leaves[3];
+    const Tensor y = std::get<0>(ops::aft(leaves[0], leaves[1], leaves[2], options));
+    (y * pull).sum().backward();
+    std::vector<Tensor> out{y.detach().cpu()};
+    for (const Tensor& t : leaves) out.push_back(t.grad().cpu());
+    return out;
+  };
+  for (const int64_t length : {3, 65, 200}) {
+    for (const int64_t window : {1, 7, 70}) {
+      std::vector<Tensor> here;
+      for (int i = 0; i < 3; ++i) here.push_back(at::randn({2, length, 6}, kDouble));
+      here.push_back(at::randn({2, window}, kDouble));
+      std::vector<Tensor> away;
+      for (const Tensor& t : here) away.push_back(test::there(t));
+      const Tensor pull = at::randn({2, length, 6}, kDouble);
+      const auto expected = results(here, pull), got = results(away, test::there(pull));
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(close(got[i], expected[i], 1e-10))
+            << "T " << length << " W " << window << " result " << i;
+      }
+    }
+  }
 }
 
 TEST(Device, OptionsOfTokenMixersAreTheSame) {

@@ -96,6 +96,23 @@ def test_what_goes_with_x_is_named(named, words):
     layer(X)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_are_not_dense_are_named():
+    rows = [torch.randn(8, WIDTH), torch.randn(8, WIDTH)]
+    nested = "is a nested tensor, expected a dense one, as torch.nested.to_padded_tensor() makes it."
+    sparse = "has the layout Sparse, expected a dense tensor, as to_dense() makes it."
+    layer = token_mixer("dcmha")
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor(rows, layout=layout)
+        assert f"mixer 'dcmha': x {nested}" == said(ValueError, lambda: layer(x))
+        texts = torch.nested.nested_tensor(list(tokens()), layout=layout)
+        assert f"model: tokens {nested}" == said(ValueError, lambda: model()(texts))
+    assert f"mixer 'dcmha': x {sparse}" == said(ValueError, lambda: layer(X.to_sparse()))
+    assert f"mixer 'dcmha': documents {sparse}" == said(ValueError, lambda: layer(X, documents=ids(2, 8).to_sparse()))
+    assert f"model: tokens {sparse}" == said(ValueError, lambda: model()(tokens().to_sparse()))
+    assert f"model: the prompt {sparse}" == said(ValueError, lambda: model().generate(tokens()[0].to_sparse(), 2))
+
+
 def test_wrong_types_beside_x_are_named():
     layer = token_mixer("mha")
     assert "mixer 'mha': lengths must be a tensor; it is [3, 2] (list)" in said(TypeError, lambda: layer(X, lengths=[3, 2]))
