@@ -252,6 +252,15 @@ std::optional<StoredData> CheckpointStore::data() const {
   }
 }
 
+std::string CheckpointStore::config(int64_t step) const {
+  const std::string path = folder(step) + "/state.json";
+  try {
+    return parse_state(read_file(path), path).config;
+  } catch (const Error&) {  // loading that checkpoint says what is wrong with it
+    return "";
+  }
+}
+
 int64_t CheckpointStore::find(const std::string& which) const {
   const auto present = steps();
   require(!present.empty(), run_, ": has no checkpoint yet.");

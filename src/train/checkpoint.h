@@ -58,6 +58,10 @@ class CheckpointStore {
   // none or it is damaged.
   std::optional<StoredData> data() const;
 
+  // The configuration that the weights of `step` were trained with; "" where the checkpoint does
+  // not say it or is damaged.
+  std::string config(int64_t step) const;
+
   // The step that `which` names: "best" (the newest where that is not known), "last" or a number.
   // Throws Error where there is no checkpoint, UsageError where there is none of that name.
   int64_t find(const std::string& which) const;

@@ -244,11 +244,9 @@ std::vector<EarlierConfig> earlier_configs(const std::string& folder) {
   return out;
 }
 
-std::string keep_config(const std::string& folder, int64_t step) {
+std::string keep_config(const std::string& folder, int64_t step, const std::string& config) {
   const std::string kept = name_of_config(step);
-  if (!fs::exists(folder + "/" + kept)) {
-    write_file(folder + "/" + kept, read_file(folder + "/config.toml"));
-  }
+  if (!fs::exists(folder + "/" + kept)) write_file(folder + "/" + kept, config);
   return kept;
 }
 

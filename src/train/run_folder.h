@@ -72,9 +72,9 @@ struct EarlierConfig {
 };
 // In the order of their steps.
 std::vector<EarlierConfig> earlier_configs(const std::string& folder);
-// Keeps the present configuration as that of the steps before `step` and returns its file's name.
-// Where one is kept for these already, no step was made with the present one.
-std::string keep_config(const std::string& folder, int64_t step);
+// Keeps `config`, the text of a configuration, as that of the steps before `step` and returns its
+// file's name. Where one is kept for these already, no step was made with another.
+std::string keep_config(const std::string& folder, int64_t step, const std::string& config);
 // Drops the kept configurations of steps after `step`. The earliest of them becomes that of `step`,
 // unless one is kept for it or `step` is 0. Returns whether there were any.
 bool forget_configs_after(const std::string& folder, int64_t step);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/differences.h"
 #include "core/files.h"
 #include "core/hash.h"
 #include "core/json_text.h"
@@ -58,16 +59,20 @@ std::string training_until(const std::string& folder, int64_t step) {
 }
 
 // What steps [first, end) of a run were trained with, where it is not what `now` says.
-std::string other_options(TrainOptions then, const TrainOptions& now, int64_t first, int64_t end) {
+std::string other_options(RunConfig then, RunConfig now, int64_t first, int64_t end) {
   std::vector<std::string> out;
-  const std::string named = train_differences(now, then);
+  // Of the model only what does not belong to its weights can differ, as dropout.
+  for (const Difference& d : differences(write_fields(now.model), write_fields(then.model))) {
+    out.push_back(d.after.empty() ? "no " + d.key : d.key + " = " + d.after);
+  }
+  const std::string named = train_differences(now.train, then.train);
   if (!named.empty()) out.push_back(named);
   // With a schedule of another length the rates of the same steps are others.
-  for (int64_t step = first; step < end && then.steps != now.steps; ++step) {
-    TrainOptions longer = then;
-    longer.steps = now.steps;
-    if (longer.lr_at(step) == then.lr_at(step)) continue;
-    out.push_back(str("steps = ", then.steps));
+  for (int64_t step = first; step < end && then.train.steps != now.train.steps; ++step) {
+    TrainOptions longer = then.train;
+    longer.steps = now.train.steps;
+    if (longer.lr_at(step) == then.train.lr_at(step)) continue;
+    out.push_back(str("steps = ", then.train.steps));
     break;
   }
   return join(out);
@@ -126,8 +131,7 @@ std::vector<PastEvent> past_of(const std::string& run, const RunConfig& config) 
   int64_t first = 0;
   for (const EarlierConfig& earlier : earlier_configs(run)) {
     const Node toml = read_toml(run + "/" + earlier.file);
-    const std::string other =
-        other_options(read_run_config(toml).train, config.train, first, earlier.until);
+    const std::string other = other_options(read_run_config(toml), config, first, earlier.until);
     if (!other.empty() && first < earlier.until) {
       const std::string text = str("other options until step ", earlier.until, " (", other, ")");
       out.push_back({text, text});

@@ -169,6 +169,7 @@ TrainState RunSession::begin(Model& model, AdamW& optimizer, const data::Task& t
   const std::string hint = config_.train.long_warmup();
   if (!hint.empty() && !control_.of_comparison) progress_.line(hint);  // a comparison says it once
   TrainState state;
+  state.config = to_toml(stored_config(config_));
   state.data = data_of(config_, task);
   return state;
 }
@@ -184,6 +185,38 @@ void RunSession::check_from() const {
   usage_error("--from ", control_.from, ": ", folder, " goes on with its own weights, ",
               began ? "and began with those of " + began->folder : "and began without others'",
               "; leave --from out, or choose another folder with --out.");
+}
+
+// Throws UsageError where a run does not go on with such a change.
+void RunSession::check_may_change(const Difference& d) const {
+  if (may_change(d.key) && !comparison_ && !control_.of_comparison) return;
+  usage_error(control_.folder, "/config.toml: the run was made with ", d.was(), ", now it is ",
+              d.is(),
+              comparison_ ? str("; a run of the comparison ", *comparison_,
+                                " keeps its configuration: go on with a copy of its folder.")
+                          : std::string("; go on with the same configuration or choose another "
+                                        "folder."));
+}
+
+// What is other than when the weights of step `from` were trained: what the command asks for, and
+// what has been edited in the folder's config.toml since.
+std::vector<Difference> RunSession::changes_since(int64_t from,
+                                                  const std::vector<Difference>& asked) {
+  for (const Difference& d : asked) check_may_change(d);
+  const std::string trained = store_.config(from);
+  if (trained.empty()) return asked;
+  std::vector<Difference> out;
+  for (const Difference& d : asked) {
+    if (is_place_of_data(d.key)) out.push_back(d);
+  }
+  RunConfig before = read_run_config(parse_toml(trained, store_.folder(from) + "/state.json"));
+  for (const Difference& d : differences(stored_config(before), stored_config(config_))) {
+    if (is_place_of_data(d.key)) continue;
+    // The weights refuse another model when they are read; what is not theirs may be edited.
+    if (!d.key.starts_with("model.") || control_.of_comparison) check_may_change(d);
+    out.push_back(d);
+  }
+  return out;
 }
 
 // A run of which another configuration would train nothing keeps its own.
@@ -205,25 +238,19 @@ void RunSession::check_something_left(int64_t from) const {
 TrainState RunSession::go_on(Model& model, AdamW& optimizer, const data::Task& task) {
   check_from();
   const std::string& folder = control_.folder;
-  const std::vector<Difference> changes = differences_from(folder, config_);
-  for (const Difference& d : changes) {
-    if (may_change(d.key) && !comparison_ && !control_.of_comparison) continue;
-    usage_error(folder, "/config.toml: the run was made with ", d.was(), ", now it is ", d.is(),
-                comparison_ ? str("; a run of the comparison ", *comparison_,
-                                  " keeps its configuration: go on with a copy of its folder.")
-                            : std::string("; go on with the same configuration or choose another "
-                                          "folder."));
-  }
   const int64_t from = store_.find(which());
-  if (!changes.empty()) check_something_left(from);
+  const std::vector<Difference> asked = differences_from(folder, config_);
+  const std::vector<Difference> changes = changes_since(from, asked);
   TrainState state = store_.load(from, model, optimizer);
+  if (!changes.empty()) check_something_left(from);
   const std::optional<StoredData> data = data_of(config_, task);
   check_same_data(folder, control_.of_comparison, config_, task, state.data, data);
+  state.config = to_toml(stored_config(config_));
   state.data = data;
   store_.drop_after(from);
   forget_best(changes, state);
   const bool forgot = forget_configs_after(folder, from);
-  if (!changes.empty()) {
+  if (!asked.empty() || !changes.empty()) {
     restate(state.step);
   } else if (forgot) {
     write_run_config(folder, config_, config_comments(folder));
@@ -246,7 +273,11 @@ void RunSession::forget_best(const std::vector<Difference>& changes, TrainState&
 // present configuration: a run that goes back goes on from that step once more.
 void RunSession::restate(int64_t step) {
   const std::string& folder = control_.folder;
-  const std::string kept = folder + "/" + keep_config(folder, step);
+  const std::string trained = store_.config(step);
+  const std::string kept = folder + "/" +
+                           keep_config(folder, step,
+                                       trained.empty() ? read_file(folder + "/config.toml")
+                                                       : config_comments(folder) + trained);
   RunConfig earlier = read_run_config(read_toml(kept));
   const std::vector<Difference> changes =
       differences(stored_config(earlier), stored_config(config_));

@@ -51,6 +51,8 @@ class RunSession {
   [[noreturn]] void refuse_present() const;
   TrainState begin(Model& model, AdamW& optimizer, const data::Task& task);
   void check_from() const;
+  void check_may_change(const Difference& d) const;
+  std::vector<Difference> changes_since(int64_t from, const std::vector<Difference>& asked);
   void check_something_left(int64_t from) const;
   TrainState go_on(Model& model, AdamW& optimizer, const data::Task& task);
   void forget_best(const std::vector<Difference>& changes, TrainState& state) const;

@@ -27,6 +27,7 @@ std::string state_json(const TrainState& state) {
       {"best_step", state.best_step ? Json(*state.best_step) : Json(nullptr)},
       {"best_loss", std::isfinite(state.best_loss) ? Json(state.best_loss) : Json(nullptr)}};
   if (!state.model.empty()) json["model"] = state.model;
+  if (!state.config.empty()) json["config"] = state.config;
   for (const auto& [name, file] : state.files) {
     json["files"][name] = {{"bytes", file.bytes}, {"crc64", file.crc}};
   }
@@ -59,6 +60,7 @@ TrainState parse_state(const std::string& text, const std::string& path) {
     const Json best_loss = json.value("best_loss", Json());
     state.best_loss = best_loss.is_number() ? best_loss.get<double>() : std::nan("");
     if (json.contains("model")) json.at("model").get_to(state.model);
+    if (json.contains("config")) json.at("config").get_to(state.config);
     for (const auto& [name, file] : json.at("files").items()) {
       state.files[name] = {file.at("bytes").get<int64_t>(), file.at("crc64").get<uint64_t>()};
     }

@@ -39,6 +39,7 @@ struct TrainState {
   std::optional<int64_t> best_step;
   double best_loss = 0;
   std::string model = {};  // the [model] table that the weights belong to; "" before it was kept
+  std::string config = {};  // the run's configuration, as config.toml had it; "" as above
   std::map<std::string, StoredFile> files;
   std::map<std::string, StoredCut> cuts = {};              // by the parameter's name
   std::map<std::string, std::string> product_routes = {};  // ops/product/product.h

@@ -62,6 +62,36 @@ def test_a_finished_run_is_trained_longer(place, tmp_path):
     assert "'train.batch' = 4, now it is 'train.batch' = 2" in message
 
 
+def test_what_is_edited_in_a_run_is_refused_or_said(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs/text", run)
+    config = run / "config.toml"
+    written = config.read_text()
+
+    def edit(*lines):
+        text = written
+        for old, new in lines:
+            assert text.count(f"\n{old}\n") == 1
+            text = text.replace(f"\n{old}\n", f"\n{new}\n")
+        config.write_text(text)
+        return text
+
+    for old, new, key in [("batch = 4", "batch = 2", "train.batch"), ("length = 16", "length = 8", "task.length")]:
+        text = edit((old, new), ("steps = 6", "steps = 9"))
+        message = refused("train", run, "--resume", cwd=tmp_path)
+        assert f"the run was made with '{key}' = {old.split()[-1]}, now it is '{key}' = {new.split()[-1]};" in message
+        assert config.read_text() == text and not list(run.glob("config.until*"))
+    edit(("steps = 6", "steps = 9"), ("clip = 1.0", "clip = 0.5"), ("dropout = 0.0", "dropout = 0.1"))
+    assert "clip = 0.5" in config.read_text() and "dropout = 0.1" in config.read_text()
+    done = headloom("train", run, "--resume", cwd=tmp_path)
+    for change in ("train.steps = 9 (was 6)", "train.clip = 0.5 (was 1.0)", "model.dropout = 0.1 (was 0.0)"):
+        assert change in done.stderr
+    assert (run / "config.until-step-6.toml").read_text() == written
+    headloom("report", place / "runs/text", run, "--out", tmp_path / "report.html", cwd=tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "other options until step 6 (dropout = 0.0, clip = 1.0" in page
+
+
 def test_a_run_begins_with_the_weights_of_another(place, tmp_path):
     (place / "tune.toml").write_text(TUNE)
     run = tmp_path / "run"

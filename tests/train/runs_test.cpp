@@ -126,7 +126,7 @@ TEST(Longer, KeepsTheConfigurationOfEachStepWhenItGoesBack) {
   {  // as one leaves it that is killed before its next checkpoint
     const std::vector<std::string> changes = {"train.steps=20", "train.lr=1e-3"};
     RunConfig config = read_run_config(with(read_toml(run + "/config.toml"), changes));
-    keep_config(run, 10);
+    keep_config(run, 10, bytes_of(run + "/config.toml"));
     write_run_config(run, config, config_comments(run));
   }
   EXPECT_TRUE(contains(config_comments(run), "# Until step 10 the configuration was"));
