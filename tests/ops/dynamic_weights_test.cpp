@@ -3,6 +3,7 @@
 // what is refused.
 #include "ops/dynamic_weights/op.h"
 
+#include "fused.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -88,6 +89,16 @@ TEST(DynamicWeights, BFloat16ErrsLikeItsRounding) {
     ASSERT_EQ(got.scalar_type(), at::kBFloat16);
     EXPECT_TRUE(errs_like_rounding(got, plain, exact, 1e-6))
         << c.hidden.sizes() << " " << c.w2.sizes();
+  }
+}
+
+TEST(DynamicWeights, IsTheSameOnAnyNumberOfThreads) {
+  for (const Call& c : calls()) {
+    SCOPED_TRACE(::testing::Message() << c.hidden.sizes() << c.w2.sizes());
+    expect_same_on_any_number_of_threads(
+        [&](const char* backend, at::ScalarType type) -> std::vector<Tensor> {
+          return {run(c, backend, type)};
+        });
   }
 }
 

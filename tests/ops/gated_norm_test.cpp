@@ -5,6 +5,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fused.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
 #include "testing/instruction_sets.h"
@@ -104,6 +105,14 @@ TEST(GatedNorm, BFloat16ErrsLikeItsRounding) {
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_TRUE(errs_like_rounding(got[i], plain[i], exact[i], 1e-6)) << c.x.sizes() << " " << i;
     }
+  }
+}
+
+TEST(GatedNorm, IsTheSameOnAnyNumberOfThreads) {
+  for (const Call& c : calls()) {
+    SCOPED_TRACE(::testing::Message() << c.x.sizes());
+    expect_same_on_any_number_of_threads(
+        [&](const char* backend, at::ScalarType type) { return evaluate(c, backend, type); });
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "fused.h"
 #include "testing/autocast.h"
 #include "testing/compare.h"
 #include "testing/errors.h"
@@ -191,6 +192,20 @@ TEST(LinearCrossEntropy, PiecesAddUp) {
   sums[1] = at::cat(hidden);
   EXPECT_TRUE(whole.best.equal(at::cat(best)));
   for (size_t j = 0; j < sums.size(); ++j) EXPECT_TRUE(close(whole.real[j], sums[j], 1e-5)) << j;
+}
+
+// Threads share the positions, and products may add up in another order.
+TEST(LinearCrossEntropy, IsTheSameOnAnyNumberOfThreads) {
+  for (const Call& c : calls()) {
+    SCOPED_TRACE(::testing::Message() << c.hidden.sizes() << c.weight.sizes());
+    expect_same_on_any_number_of_threads(
+        [&](const char* backend, at::ScalarType type) {
+          Found found = evaluate(c, backend, type);
+          found.real.push_back(found.best.to(type));
+          return found.real;
+        },
+        1e-5);
+  }
 }
 
 TEST(LinearCrossEntropy, AutocastMultipliesInBFloat16) {
