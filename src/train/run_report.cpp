@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "model/describe.h"
 #include "report/format.h"
+#include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/planned_run.h"
 #include "train/reported.h"
@@ -236,6 +237,31 @@ void check_data(const std::string& folder, RunConfig& config, const NamedTasks::
   }
 }
 
+// Refuses a run whose configuration has been edited since its newest step was made: the report would
+// describe another run.
+void check_config(const std::string& folder, const RunConfig& config) {
+  const CheckpointStore store(folder);
+  if (store.steps().empty()) return;
+  const int64_t step = store.find("last");
+  const std::string trained = store.config(step);
+  if (trained.empty()) return;
+  std::string file = "config.toml";
+  RunConfig said = config;
+  // What the steps after it are to be made with is in config.toml already.
+  for (const EarlierConfig& earlier : earlier_configs(folder)) {
+    if (earlier.until < step) continue;
+    file = earlier.file;
+    said = read_run_config(read_toml(folder + "/" + file));
+    break;
+  }
+  RunConfig before = read_run_config(parse_toml(trained, store.folder(step) + "/state.json"));
+  for (const Difference& d : differences(stored_config(before), stored_config(said))) {
+    if (is_place_of_data(d.key)) continue;
+    usage_error(folder, "/", file, ": the run was trained with ", d.was(), ", now it is ", d.is(),
+                "; restore what it was trained with.");
+  }
+}
+
 // A run that a report has, as its folder says.
 struct FoundRun {
   const RunPlace& place;
@@ -252,6 +278,7 @@ std::vector<FoundRun> found_runs(const std::vector<RunPlace>& places, NamedTasks
   for (const RunPlace& place : places) {
     RunConfig config = config_with_data(place.folder);
     const NamedTasks::Known& task = tasks.of(place, config, report);
+    check_config(place.folder, config);
     check_data(place.folder, config, task);
     std::vector<PastEvent> past = past_of(place.folder, config);
     config.fit(data::sizes_of(*task.task));

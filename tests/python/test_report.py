@@ -238,9 +238,15 @@ def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
     text += "[[models]]\nname = 'talking'\nmixer = { type = 'talking_heads' }\ntrain = { beta1 = 0.8 }\n"
     (tmp_path / "c.toml").write_text(text)
     headloom("compare", "c.toml", "--out", "c", "--set", "speed.rounds=0", cwd=tmp_path)
-    for run in (tmp_path / "c/runs/copying/talking").iterdir():  # as if another rate had been chosen
-        config = run / "config.toml"
-        config.write_text(re.sub(r"(?m)^lr = .*$", "lr = 0.3", config.read_text()))
+
+    def choose(rate, runs):
+        """As if another rate had been chosen."""
+        for file in [*runs.glob("*/config.toml"), *runs.rglob("state.json")]:
+            text, count = re.subn(r"(\n|\\n)lr = [0-9.e-]+", rf"\g<1>lr = {rate}", file.read_text())
+            assert count == 1
+            file.write_text(text)
+
+    choose(0.3, tmp_path / "c/runs/copying/talking")
     report, differences = told("c")
     assert differences == {"mha": "", "talking": "beta1 = 0.8"}
     assert report["swept"] == ["lr"] and "swept" not in report["limits"]
@@ -251,9 +257,7 @@ def test_what_is_trained_otherwise_is_no_claim(place, tmp_path):
         text = (tmp_path / "c.toml").read_text().replace("[1e-9, 1e-2]", rates).replace("'talking'", f"'{name}'")
         (tmp_path / f"{name}.toml").write_text(text.replace("beta1 = 0.8", ""))
         headloom("compare", f"{name}.toml", "--out", name, "--set", "speed.rounds=0", "--set", "seeds=[7]", cwd=tmp_path)
-        for run in (tmp_path / f"{name}/runs/copying/{name}").iterdir():  # as if another rate had been chosen
-            config = run / "config.toml"
-            config.write_text(re.sub(r"(?m)^lr = .*$", "lr = 0.2", config.read_text()))
+        choose(0.2, tmp_path / f"{name}/runs/copying/{name}")
         report, differences = told("c", name)
         assert differences[name] == {"alike": "", "finer": "lr = 0.2"}[name]
         assert report["swept"] == {"alike": ["lr"], "finer": []}[name]

@@ -77,6 +77,9 @@ def test_what_is_edited_in_a_run_is_refused_or_said(place, tmp_path):
         return text
 
     for old, new, key in [("batch = 4", "batch = 2", "train.batch"), ("length = 16", "length = 8", "task.length")]:
+        edit((old, new))
+        message = refused("report", run, cwd=tmp_path)
+        assert f"config.toml: the run was trained with '{key}' = {old.split()[-1]}, now it is '{key}' = {new.split()[-1]};" in message
         text = edit((old, new), ("steps = 6", "steps = 9"))
         message = refused("train", run, "--resume", cwd=tmp_path)
         assert f"the run was made with '{key}' = {old.split()[-1]}, now it is '{key}' = {new.split()[-1]};" in message
