@@ -74,6 +74,7 @@ Node canonical(ModelConfig config) {
     if (given.integer("window", 0) >= (ends ? *config.max_length : kNone)) {
       std::erase_if(mixer.table(), [](const auto& entry) { return entry.first == "window"; });
     }
+    if (config.bias && mixer.find("qkv_bias") != nullptr) mixer.set("qkv_bias", Value(true));
     Node& channel = *layer.find("channel");
     if (config.bias && channel.find("bias") != nullptr) channel.set("bias", Value(true));
     std::erase_if(layer.table(), [](const auto& entry) { return entry.first == "cross"; });
@@ -151,7 +152,7 @@ Obstacles obstacles(const Family& family, const Node& model, Node& config) {
   try {
     config = family.config(Settings(model, "the model"));
     ModelConfig back;
-    read_fields(model_of(family, Settings(config, family.name)), back, "model");
+    read_fields(model_of(family, settings_of(family, {config, family.name})), back, "model");
     // A model without a longest length is written with the family's usual one, which limits nothing
     // that is computed: learned positions always have a length.
     if (!Settings(model, "the model").has("max_length")) back.max_length.reset();
@@ -286,8 +287,9 @@ Converted export_run(const std::string& folder, const std::string& checkpoint,
     config.set("architectures", {.value = Array{Value(chosen->architecture)}});
   }
   config.set("torch_dtype", Value(run.config.train.dtype == "float64" ? "float64" : "float32"));
-  write_safetensors(out + "/model.safetensors",
-                    parts(*run.model, chosen->rules(Settings(config, out + "/config.json"))));
+  write_safetensors(
+      out + "/model.safetensors",
+      parts(*run.model, chosen->rules(settings_of(*chosen, {config, out + "/config.json"}))));
   write_file(out + "/config.json", to_json(config));
   return result;
 }

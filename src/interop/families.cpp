@@ -1,5 +1,6 @@
 // The table of families, and what they share.
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/text.h"
 #include "interop/family.h"
 
@@ -11,6 +12,10 @@ namespace headloom {
   X(gptj)                    \
   X(llama)                   \
   X(mistral)                 \
+  X(qwen2)                   \
+  X(qwen3)                   \
+  X(mixtral)                 \
+  X(qwen3_moe)               \
   X(diffllama)               \
   X(rwkv)                    \
   X(mamba)                   \
@@ -32,6 +37,10 @@ const std::vector<Family>& families() {
   static const std::vector<Family> table = {HEADLOOM_FAMILIES(ENTRY)};
 #undef ENTRY
   return table;
+}
+
+Settings settings_of(const Family& family, const Settings& given) {
+  return given.resolved(family.aliases).with_defaults(family.defaults);
 }
 
 Node model_of(const Family& family, const Settings& config) {
@@ -142,6 +151,58 @@ Node label_names(int64_t count) {
   Node names;
   for (int64_t i = 0; i < count; ++i) names.set(std::to_string(i), Value(str("LABEL_", i)));
   return names;
+}
+
+void add_experts(Rules& rules, const std::string& ours, const std::string& theirs, int64_t experts,
+                 const std::array<const char*, 3>& parts) {
+  std::erase_if(rules, [&](const Rule& rule) { return rule.ours.starts_with(ours); });
+  add_linear(rules, ours + "gate", {theirs + "gate"}, false);
+  Rule up = {.ours = ours + "up", .stacked = true}, down = {.ours = ours + "down", .stacked = true};
+  for (int64_t e = 0; e < experts; ++e) {
+    const auto part = [&](size_t i) {
+      return str(theirs, "experts.", e, '.', parts[i], ".weight");
+    };
+    up.theirs.push_back(part(0));
+    up.theirs.push_back(part(1));
+    down.theirs.push_back(part(2));
+  }
+  rules.push_back(std::move(up));
+  rules.push_back(std::move(down));
+}
+
+Node experts_table(const Settings& c, int64_t hidden, bool renormalise) {
+  return table({{"type", "moe"},
+                {"hidden", hidden},
+                {"routed", c.count("num_experts")},
+                {"shared", 0},
+                {"active", c.count("num_experts_per_tok")},
+                {"renormalise", renormalise},
+                {"balance", c.real("router_aux_loss_coef", 0.001)}});
+}
+
+void set_experts(Node& config, const Settings& m, const std::string& channel) {
+  const int64_t routed = m.integer(channel + ".routed", 1);
+  config.set("num_experts", Value(routed));  // of the two names older classes know one
+  config.set("num_local_experts", Value(routed));
+  config.set("num_experts_per_tok", Value(m.integer(channel + ".active", 1)));
+  config.set("router_aux_loss_coef", Value(m.real(channel + ".balance", 0.001)));
+}
+
+void write_out_layers(Node& model, const Settings& config,
+                      const std::function<void(int64_t layer, Node& table)>& change) {
+  // Before the model's own check of their number.
+  const int64_t depth = config.count("num_hidden_layers");
+  if (depth > kMostLayers) {
+    usage_error(config.path(), ": 'num_hidden_layers' is ", depth, ", expected at most ",
+                kMostLayers, ".");
+  }
+  const Node all = model.find("layer")->array().at(0);
+  Array layers;
+  for (int64_t i = 0; i < depth; ++i) {
+    layers.push_back(all);
+    change(i, layers.back());
+  }
+  model.set("layer", {.value = std::move(layers)});
 }
 
 Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block) {

@@ -6,6 +6,7 @@
 // tables; the tensors through a list of rules, which import reads forwards and export backwards.
 #pragma once
 
+#include <array>
 #include <functional>
 
 #include "interop/settings.h"
@@ -38,6 +39,9 @@ struct Family {
   std::string mark = {};
   // Other names of keys, and the keys: the attribute_map of their class.
   std::vector<std::pair<std::string, std::string>> aliases = {};
+  // What transformers takes for keys that a file does not have, where the functions below do not
+  // say it themselves.
+  std::vector<std::pair<std::string, Node>> defaults = {};
   // Our [model] table, without its kind, for their config.json. Throws UsageError naming the key
   // that it cannot express.
   std::function<Node(const Settings& config)> model;
@@ -51,6 +55,8 @@ struct Family {
 };
 
 const std::vector<Family>& families();
+// A config.json as the functions of its family read it.
+Settings settings_of(const Family& family, const Settings& given);
 // The whole [model] table.
 Node model_of(const Family& family, const Settings& config);
 
@@ -94,6 +100,23 @@ Node label_names(int64_t count);
 
 // A table with one layer for all of the depth.
 Node with_layer(Node model, const Node& mixer, const Node& channel, const Node& block);
+// Gives `model`, which has one layer for all of the depth, a layer each; `change` makes them
+// differ.
+void write_out_layers(Node& model, const Settings& config,
+                      const std::function<void(int64_t layer, Node& table)>& change);
+// Attention by the names of LLaMA's files: our mixer and the rules of its tensors, with biases of
+// the projections to queries, keys and values and of the one to the output.
+Node llama_attention(const Settings& config);
+void add_llama_attention(Rules& rules, const Settings& config, int64_t layer, bool qkv_bias,
+                         bool output_bias);
+// Experts in place of the rules of LLaMA's network. `ours` and `theirs` begin the names:
+// "layer3.channel.", "model.layers.3.mlp."; `parts` are the names of an expert's gate, up and down.
+void add_experts(Rules& rules, const std::string& ours, const std::string& theirs, int64_t experts,
+                 const std::array<const char*, 3>& parts = {"gate_proj", "up_proj", "down_proj"});
+// Our table of experts of which none sees every token, for a config.json that names them as
+// Mixtral's does; and such keys of a config.json for the table at `channel` of our [model] table.
+Node experts_table(const Settings& config, int64_t hidden, bool renormalise);
+void set_experts(Node& config, const Settings& model, const std::string& channel);
 // LLaMA's shell, which several share: embedding, norms, SwiGLU, head. llama_shell_config() is their
 // config.json for our [model] table with plain attention.
 Node llama_model(const Settings& config, Node mixer, double eps);

@@ -213,7 +213,7 @@ ImportedModel read_folder(const std::string& folder) {
   const Settings given = read_config(folder);
   Weights weights(folder);
   const Family& family = family_of(given, weights);
-  const Settings settings = given.resolved(family.aliases);
+  const Settings settings = settings_of(family, given);
   const std::string& config_path = settings.path();
   ImportedModel result{.family = family.name};
 

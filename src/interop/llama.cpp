@@ -26,44 +26,14 @@ Rule projections(const Settings& c) {
   return {.rows = {heads * dim, groups * dim, groups * dim}};
 }
 
-void plain_attention(Rules& out, const Settings& c, int64_t i, bool bias) {
-  const auto theirs = [&](const char* name) {
-    return numbered("model.layers.{}.self_attn.", i) + name;
-  };
-  add_linear(out, at_layer(i, "mixer.qkv"), {theirs("q_proj"), theirs("k_proj"), theirs("v_proj")},
-             bias, projections(c));
-  add_linear(out, at_layer(i, "mixer.output"), {theirs("o_proj")}, bias);
-}
-
-Node mixer(const Settings& c) {
-  const int64_t heads = c.count("num_attention_heads", 32);
-  Node out = table(
-      {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.count("num_key_value_heads", heads)}});
-  if (c.has("head_dim")) out.set("head_dim", Value(c.count("head_dim")));
-  return out;
-}
-
 Node llama(const Settings& c) {
   c.only_equal("pretraining_tp", 1);
-  return llama_model(c, mixer(c), 1e-6);
+  return llama_model(c, llama_attention(c), 1e-6);
 }
 
-// With what transformers takes for keys that the file does not have. A null is a value: no window,
-// and as many groups of keys as heads.
-Settings with_defaults_of_mistral(const Settings& c) {
-  Node all = c.node();
-  for (const auto& [key, value] :
-       {std::pair("sliding_window", 4096), std::pair("max_position_embeddings", 131072),
-        std::pair("num_key_value_heads", 8)}) {
-    if (!c.has(key) && !c.is_null(key)) all.set(key, Value(value));
-  }
-  return {all, c.path()};
-}
-
-Node mistral(const Settings& given) {
-  const Settings c = with_defaults_of_mistral(given);
+Node mistral(const Settings& c) {
   c.only("attention_bias", false);
-  Node attention = mixer(c);
+  Node attention = llama_attention(c);
   const bool windowed = c.has("sliding_window");
   if (windowed) attention.set("window", Value(c.count("sliding_window")));
   c.only_each("layer_types", windowed ? "sliding_attention" : "full_attention");
@@ -72,11 +42,7 @@ Node mistral(const Settings& given) {
 
 Rules llama_and_mistral_rules(const Settings& c) {
   const bool bias = biased(c);
-  return llama_rules(c, [&](Rules& out, int64_t i) { plain_attention(out, c, i, bias); });
-}
-
-Rules mistral_rules(const Settings& c) {
-  return llama_and_mistral_rules(with_defaults_of_mistral(c));
+  return llama_rules(c, [&](Rules& out, int64_t i) { add_llama_attention(out, c, i, bias, bias); });
 }
 
 Node llama_config(const Settings& m) {
@@ -102,6 +68,24 @@ Node mistral_config(const Settings& m) {
 std::vector<std::string> ignored_by_llama() { return {".rotary_emb.inv_freq"}; }
 
 }  // namespace
+
+Node llama_attention(const Settings& c) {
+  const int64_t heads = c.count("num_attention_heads", 32);
+  Node out = table(
+      {{"type", "mha"}, {"heads", heads}, {"kv_heads", c.count("num_key_value_heads", heads)}});
+  if (c.has("head_dim")) out.set("head_dim", Value(c.count("head_dim")));
+  return out;
+}
+
+void add_llama_attention(Rules& rules, const Settings& c, int64_t layer, bool qkv_bias,
+                         bool output_bias) {
+  const auto theirs = [&](const char* name) {
+    return numbered("model.layers.{}.self_attn.", layer) + name;
+  };
+  add_linear(rules, at_layer(layer, "mixer.qkv"),
+             {theirs("q_proj"), theirs("k_proj"), theirs("v_proj")}, qkv_bias, projections(c));
+  add_linear(rules, at_layer(layer, "mixer.output"), {theirs("o_proj")}, output_bias);
+}
 
 Node llama_model(const Settings& c, Node mixer, double eps) {
   c.only("hidden_act", std::vector<std::string>{"silu"});
@@ -188,8 +172,11 @@ Family mistral_family() {
           .prefixes = {"model."},
           .ignored = ignored_by_llama(),
           .head = "lm_head.weight",
+          .defaults = {{"sliding_window", Value(4096)},
+                       {"max_position_embeddings", Value(131072)},
+                       {"num_key_value_heads", Value(8)}},
           .model = mistral,
-          .rules = mistral_rules,
+          .rules = llama_and_mistral_rules,
           .config = mistral_config};
 }
 

@@ -52,6 +52,14 @@ Settings Settings::resolved(const std::vector<std::pair<std::string, std::string
   return out;
 }
 
+Settings Settings::with_defaults(const std::vector<std::pair<std::string, Node>>& defaults) const {
+  Settings out = *this;
+  for (const auto& [key, value] : defaults) {
+    if (!has(key) && !is_null(key)) out.node_.set(key, value);
+  }
+  return out;
+}
+
 const Node* Settings::step_to(const std::string& key) const {
   const Node* node = &node_;
   for (size_t at = 0; at <= key.size();) {
@@ -160,6 +168,16 @@ void Settings::only_each(const std::string& key, const std::string& value) const
     const auto* const is = std::get_if<std::string>(&one.value);
     if (is == nullptr || *is != value) wrong(key, one, expected.c_str());
   }
+}
+
+void Settings::only_of_size(const std::string& key, int64_t size) const {
+  if (!has(key)) return;
+  const Node& found = *find(key);
+  const std::string expected = str("a list of ", size);
+  if (!found.is_array()) wrong(key, found, expected.c_str());
+  const auto there = static_cast<int64_t>(found.array().size());
+  if (there != size)
+    usage_error(path_, ": '", key, "' is a list of ", there, ", expected ", expected, ".");
 }
 
 Value::Value(bool v) { value = v; }

@@ -35,6 +35,8 @@ class Settings {
   void only_keys(const std::vector<std::string>& keys) const;
   // A list of which every element is `value`.
   void only_each(const std::string& key, const std::string& value) const;
+  // A list of `size` elements.
+  void only_of_size(const std::string& key, int64_t size) const;
 
   const Node& node() const { return node_; }
   const std::string& path() const { return path_; }
@@ -46,6 +48,8 @@ class Settings {
   // The same with the value of each alias (first) also under the key that it stands for (second).
   // Throws UsageError where both are there with different values.
   Settings resolved(const std::vector<std::pair<std::string, std::string>>& aliases) const;
+  // The same with the value of each key that is absent. A null is a value.
+  Settings with_defaults(const std::vector<std::pair<std::string, Node>>& defaults) const;
 
  private:
   const Node* step_to(const std::string& key) const;

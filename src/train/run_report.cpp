@@ -237,7 +237,7 @@ void check_data(const std::string& folder, RunConfig& config, const NamedTasks::
   }
 }
 
-// Refuses a run whose configuration has been edited since its newest step was made: the report would
+// Refuses a run whose configuration has been edited since its newest step was made: a report would
 // describe another run.
 void check_config(const std::string& folder, const RunConfig& config) {
   const CheckpointStore store(folder);

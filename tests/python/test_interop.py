@@ -54,6 +54,24 @@ def mistral(**options):
     return transformers.MistralForCausalLM(transformers.MistralConfig(**{**LLAMA, **options}))
 
 
+def qwen2(**options):
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**LLAMA, **options}))
+
+
+def qwen3(**options):
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**LLAMA, "head_dim": 12, **options}))
+
+
+def mixtral(**options):
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**{**LLAMA, **experts, **options}))
+
+
+def qwen3_moe(**options):
+    experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "head_dim": 12}
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**{**LLAMA, **experts, **options}))
+
+
 def diffllama(**options):
     return transformers.DiffLlamaForCausalLM(
         transformers.DiffLlamaConfig(**{**LLAMA, "num_attention_heads": 8, "num_key_value_heads": 4, **options})
@@ -73,6 +91,7 @@ def mamba():
     return transformers.MambaForCausalLM(config)
 
 
+WINDOW = "sliding_attention"
 CAUSAL = {
     "gpt2": gpt2,
     "gpt2-inner": lambda: gpt2(n_inner=56, activation_function="relu", layer_norm_epsilon=1e-3),
@@ -87,6 +106,15 @@ CAUSAL = {
     "llama-linear": lambda: llama(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}),
     "mistral": lambda: mistral(sliding_window=5),
     "mistral-global": lambda: mistral(sliding_window=None),
+    "qwen2": qwen2,
+    "qwen2-windows": lambda: qwen2(use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    "qwen3": lambda: qwen3(tie_word_embeddings=True),
+    "qwen3-windows": lambda: qwen3(use_sliding_window=True, sliding_window=5, layer_types=[WINDOW, "full_attention", WINDOW]),
+    "mixtral": mixtral,
+    "mixtral-window": lambda: mixtral(sliding_window=5, num_experts_per_tok=1),
+    "qwen3_moe": lambda: qwen3_moe(norm_topk_prob=True),
+    "qwen3_moe-some": lambda: qwen3_moe(mlp_only_layers=[1], use_sliding_window=True, sliding_window=5),
+    "qwen3_moe-step": lambda: qwen3_moe(decoder_sparse_step=2),
     "diffllama": diffllama,
     "diffllama-plain": lambda: diffllama(num_key_value_heads=8),
     "rwkv": rwkv,
@@ -209,6 +237,15 @@ def test_keys_that_a_file_does_not_have(tmp_path):
     model = imported_without(lambda: mistral(num_attention_heads=16, num_key_value_heads=8, head_dim=4), keys, tmp_path / "mistral")
     mixer = model["layer"][0]["mixer"]
     assert (model["max_length"], mixer["window"], mixer["kv_heads"]) == (131072, 4096, 8)
+    keys = ("sliding_window", "max_position_embeddings", "num_key_value_heads", "rope_parameters", "num_local_experts", "num_experts_per_tok")
+    model = imported_without(lambda: mixtral(num_attention_heads=16, num_key_value_heads=8, num_local_experts=8), keys, tmp_path / "mixtral")
+    mixer, channel = model["layer"][0]["mixer"], model["layer"][0]["channel"]
+    assert (model["max_length"], "window" in mixer, mixer["kv_heads"], model["position"]["base"]) == (131072, False, 8, 1e6)
+    assert (channel["routed"], channel["active"]) == (8, 2)
+    keys = ("head_dim", "num_key_value_heads", "max_position_embeddings", "rope_parameters", "use_sliding_window", "layer_types")
+    model = imported_without(lambda: qwen3(num_attention_heads=32, num_key_value_heads=32, head_dim=128), keys, tmp_path / "qwen3")
+    mixer = model["layer"][0]["mixer"]
+    assert (model["max_length"], mixer["head_dim"], mixer["kv_heads"], model["position"]["base"]) == (32768, 128, 32, 1e4)
     wide = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=300, expand=3)
     model = imported_without(lambda: transformers.MambaForCausalLM(wide), ("intermediate_size",), tmp_path / "mamba")
     assert model["layer"][0]["mixer"]["expand"] == 3
@@ -250,6 +287,32 @@ def test_layers_of_which_some_have_a_window_are_refused(tmp_path):
     assert said in refused(tmp_path / "theirs", tmp_path, code=2)
     path.write_text(json.dumps(config | {"layer_types": ["sliding_attention"] * 2}))
     headloom("import", tmp_path / "theirs", "--out", tmp_path / "run")
+
+
+@pytest.mark.parametrize("make, changed, said", [
+    (qwen3, {"rms_norm_eps": 1e-5}, "'rms_norm_eps' is 1e-05, expected 1e-06."),
+    (qwen3, {"attention_bias": True}, "'attention_bias' is true, expected false."),
+    (qwen3_moe, {"attention_bias": True}, "'attention_bias' is true, expected false."),
+    (qwen2, {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["full_attention"]}, "'layer_types' is a list of 1, expected a list of 3."),
+    (qwen2, {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["x"] * 3},
+     "'layer_types.0' is \"x\", expected sliding_attention or full_attention."),
+    (qwen2, {"layer_types": ["full_attention", WINDOW, WINDOW]}, "'layer_types' is \"sliding_attention\", expected a list of 'full_attention' alone."),
+    (mixtral, {"num_experts": 3}, "'num_local_experts' is 4 and 'num_experts' is 3, which are one key, expected both alike."),
+])
+def test_what_a_qwen_or_a_mixtral_cannot_have_is_named(tmp_path, make, changed, said):
+    saved(make, tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert refused(tmp_path / "theirs", tmp_path, code=2) == f"headloom: {path}: {said}\n"
+
+
+def test_biases_of_queries_keys_and_values_alone(tmp_path):
+    """They are an option of every mixer of attention, and zero where training starts."""
+    for mixer in ("mha", "dcmha", "differential"):
+        layer = {"mixer": {"type": mixer, "heads": 4, "qkv_bias": True}}
+        model = new_model(width=32, depth=1, vocabulary=300, max_length=32, layer=[layer])
+        biases = [name for name, _ in model.named_parameters() if name.endswith("bias")]
+        assert biases == ["layer0.mixer.qkv.bias"] and not model.get_parameter(biases[0]).any()
 
 
 @pytest.mark.parametrize(

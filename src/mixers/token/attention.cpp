@@ -18,6 +18,7 @@ void AttentionOptions::fields(Fields& f) {
       "keys a query sees, its own included, on either side where it looks both ways; absent: all",
       at_least(int64_t{1}));
   f.field("qk_norm", qk_norm, "RMS norm of each query and key head before positions");
+  f.field("qkv_bias", qkv_bias, "biases of queries, keys and values even where the model has none");
 }
 
 AttentionSizes AttentionSizes::plain(const AttentionOptions& o, const LayerShape& shape) {
@@ -68,8 +69,9 @@ Attention::Attention(const AttentionOptions& options, const AttentionSizes& size
                 ", but 'train.context_parallel' is ", shape.context_parallel->size,
                 ", expected none where positions are shared out.");
   }
-  qkv_ = register_module(
-      "qkv", std::make_shared<Linear>(shape.width, sizes.qkv_width(), shape.bias, shape.init_std));
+  qkv_ = register_module("qkv",
+                         std::make_shared<Linear>(shape.width, sizes.qkv_width(),
+                                                  shape.bias || options.qkv_bias, shape.init_std));
   output_ = register_module("output", std::make_shared<Linear>(sizes.output_width(), shape.width,
                                                                shape.bias, shape.output_std()));
   if (shape.processes() > 1) {

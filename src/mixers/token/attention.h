@@ -12,7 +12,7 @@ struct AttentionOptions {
   std::optional<int64_t> kv_heads;  // heads when absent
   std::optional<int64_t> head_dim;  // C / heads when absent
   std::optional<int64_t> window;
-  bool qk_norm = false;
+  bool qk_norm = false, qkv_bias = false;
 
   void fields(Fields& f);
 };
