@@ -66,7 +66,7 @@ std::vector<Variant> variants() {
       {.mixer = "mha",
        .options = "heads = 6\nkv_heads = 2\nhead_dim = 20\nqk_norm = true\nwindow = 5",
        .no_memory = kWindow},
-      {"mha", "heads = 6\nkv_heads = 1\nhead_dim = 10", 0, "alibi"},
+      {"mha", "heads = 6\nkv_heads = 1\nhead_dim = 10\nqkv_bias = true", 0, "alibi"},
       {"talking_heads", "heads = 6\nkey_heads = 4\nvalue_heads = 12"},
       {"talking_heads", "heads = 8\nkey_heads = 12\nvalue_heads = 4\nkv_heads = 2\nhead_dim = 10"},
       {.mixer = "talking_heads",
@@ -448,6 +448,37 @@ TEST_P(TokenMixers, Bfloat16FollowsFloat) {
   const Tensor y = mixer->forward(x.to(at::kBFloat16), {});
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   expect_close(y);
+}
+
+// The future, other sequences and other documents, across a block of positions. With AVX2 alone it
+// depends on all rows of a product whether they are multiplied in integers, which changes their
+// rounding (docs/decoding.md).
+TEST_P(TokenMixers, Bfloat16ReadsNothingElse) {
+  at::NoGradGuard no_grad;
+  const Variant& v = GetParam();
+  const auto mixer = v.build();
+  test::add_noise(*mixer, 0.1);
+  mixer->to(at::kBFloat16);
+  const int64_t length = 70, first = 30, rest = length - first;
+  const Tensor x = input(2, length).to(at::kBFloat16);
+  // Other values at some positions of sequence 1.
+  const auto changed = [&](int64_t from, int64_t count) {
+    Tensor out = x.clone();
+    out[1].narrow(0, from, count).normal_(0, 3);
+    return out;
+  };
+  const auto expect_same = [](const Tensor& a, const Tensor& b, int64_t from, int64_t count) {
+    EXPECT_TRUE(test::close(a.narrow(0, from, count), b.narrow(0, from, count), 1e-2)) << from;
+  };
+  const Tensor y = mixer->forward(x, {}), z = mixer->forward(changed(first, rest), {});
+  expect_same(z[0], y[0], 0, length);
+  if (v.traits().causal) expect_same(z[1], y[1], 0, first);
+  if (!v.traits().documents) return;
+  MixerContext context;
+  context.documents = at::arange(length).ge(first).to(at::kLong).expand({2, length});
+  const Tensor packed = mixer->forward(x, context);
+  expect_same(mixer->forward(changed(0, first), context)[1], packed[1], first, rest);
+  expect_same(mixer->forward(changed(first, rest), context)[1], packed[1], 0, first);
 }
 
 TEST_P(TokenMixers, OptionsSurviveWritingAndReading) {
