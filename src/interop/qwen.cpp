@@ -8,26 +8,30 @@
 namespace headloom {
 namespace {
 
-// The keys that layer i sees, where they are not all.
-std::optional<int64_t> window_of(const Settings& c, int64_t i) {
-  if (!c.flag("use_sliding_window", false) || !c.has("sliding_window")) return {};
+// Whether some layers have a window.
+bool is_windowed(const Settings& c) {
+  return c.flag("use_sliding_window", false) && c.has("sliding_window");
+}
+
+// Whether layer i of such a model does.
+bool has_window(const Settings& c, int64_t i) {
+  if (!c.has("layer_types")) return i >= c.integer("max_window_layers", 28);
   const std::string type = str("layer_types.", i);
   c.only(type, {"sliding_attention", "full_attention"});
-  const bool has = c.has("layer_types") ? c.text(type) == "sliding_attention"
-                                        : i >= c.integer("max_window_layers", 28);
-  return has ? std::optional(c.count("sliding_window")) : std::nullopt;
+  return c.text(type) == "sliding_attention";
 }
 
 // LLaMA with windows in some layers.
 Node with_windows(const Settings& c, const Node& mixer) {
   Node out = llama_model(c, mixer, 1e-6);
-  if (!c.flag("use_sliding_window", false) || !c.has("sliding_window")) {
+  if (!is_windowed(c)) {
     c.only_each("layer_types", "full_attention");
     return out;
   }
   c.only_of_size("layer_types", c.count("num_hidden_layers"));
+  const Value window(c.count("sliding_window"));
   write_out_layers(out, c, [&](int64_t i, Node& layer) {
-    if (const auto window = window_of(c, i)) layer.find("mixer")->set("window", Value(*window));
+    if (has_window(c, i)) layer.find("mixer")->set("window", window);
   });
   return out;
 }
@@ -91,9 +95,7 @@ bool has_qwen_experts(const Settings& c, int64_t i) {
 
 Node qwen3_moe(const Settings& c) {
   Node attention = qwen3_attention(c);
-  if (c.flag("use_sliding_window", false) && c.has("sliding_window")) {
-    attention.set("window", Value(c.count("sliding_window")));
-  }
+  if (is_windowed(c)) attention.set("window", Value(c.count("sliding_window")));
   const Node experts =
       experts_table(c, c.count("moe_intermediate_size", 768), c.flag("norm_topk_prob", false));
   Node out = llama_model(c, attention, 1e-6);
