@@ -36,7 +36,16 @@ def mistral(**options):
     return transformers.MistralForCausalLM(transformers.MistralConfig(**COMMON, **LLAMA, sliding_window=5, **options))
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "mistral": mistral}
+def qwen3(**options):
+    """A window in one of two layers."""
+    types = ["sliding_attention", "full_attention"]
+    config = transformers.Qwen3Config(
+        **COMMON, **LLAMA, head_dim=12, use_sliding_window=True, sliding_window=5, layer_types=types, **options
+    )
+    return transformers.Qwen3ForCausalLM(config)
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen3": qwen3}
 
 
 def pair(name, reference="sdpa", **options):
