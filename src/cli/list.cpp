@@ -86,6 +86,8 @@ Section model_section() {
   stretched.position.scaling = "llama3";
   further(stretched, "position.scaling",
           "further keys of position.scaling = \"llama3\"; \"linear\" has position.factor alone");
+  stretched.position.scaling = "yarn";
+  further(stretched, "position.scaling, yarn", "further keys of position.scaling = \"yarn\"");
   LayerConfig layer;
   out.items.push_back({"[[model.layer]]", "keys of each layer", "", options_of(layer)});
   return out;

@@ -1,4 +1,6 @@
 // The table of families, and what they share.
+#include <cmath>
+
 #include "core/error.h"
 #include "core/sizes.h"
 #include "core/text.h"
@@ -77,6 +79,25 @@ std::string rope_key(const Settings& config) {
   return empty ? "rope_parameters" : "rope_scaling";
 }
 
+namespace {
+
+// The keys of `out` that only YaRN has.
+void set_yarn(Node& out, const Settings& config, const std::string& scaling) {
+  config.only(scaling + ".truncate", true);
+  out.set("beta_slow", Value(config.real(scaling + ".beta_slow", 1.0)));
+  out.set("beta_fast", Value(config.real(scaling + ".beta_fast", 32.0)));
+  const auto given = [&](const char* key) { return config.real(scaling + key, 0.0); };
+  const double factor = given(".factor");
+  const auto of = [&](double scale) { return factor > 1 ? 0.1 * scale * std::log(factor) + 1 : 1; };
+  if (config.has(scaling + ".attention_factor")) {
+    out.set("attention_factor", Value(given(".attention_factor")));
+  } else if (given(".mscale") != 0 && given(".mscale_all_dim") != 0) {
+    out.set("attention_factor", Value(of(given(".mscale")) / of(given(".mscale_all_dim"))));
+  }
+}
+
+}  // namespace
+
 Node rope_table(const Settings& config, const std::string& layout, double fraction) {
   const std::string scaling = rope_key(config);
   const double base = config.real(scaling + ".rope_theta", config.real("rope_theta", 10000.0));
@@ -86,14 +107,18 @@ Node rope_table(const Settings& config, const std::string& layout, double fracti
       scaling + (config.has(scaling + ".type") && !config.has(scaling + ".rope_type")
                      ? ".type"
                      : ".rope_type");
-  config.only(key, {"default", "linear", "llama3"});
+  config.only(key, {"default", "linear", "llama3", "yarn"});
   const std::string type = config.text(key, "default");
   if (type == "default") return out;
   out.set("scaling", Value(type));
   out.set("factor", Value(config.real(scaling + ".factor")));
   if (type == "linear") return out;
-  out.set("low_factor", Value(config.real(scaling + ".low_freq_factor")));
-  out.set("high_factor", Value(config.real(scaling + ".high_freq_factor")));
+  if (type == "yarn") {
+    set_yarn(out, config, scaling);
+  } else {
+    out.set("low_factor", Value(config.real(scaling + ".low_freq_factor")));
+    out.set("high_factor", Value(config.real(scaling + ".high_freq_factor")));
+  }
   std::optional<int64_t> whole;
   if (config.has("max_position_embeddings")) whole = config.count("max_position_embeddings");
   out.set("original_length",
@@ -109,6 +134,14 @@ Node rope_parameters(const Settings& model) {
   if (scaling == "llama3") {
     out.set("low_freq_factor", Value(model.real("position.low_factor")));
     out.set("high_freq_factor", Value(model.real("position.high_factor")));
+  } else if (scaling == "yarn") {
+    out.set("beta_slow", Value(model.real("position.beta_slow")));
+    out.set("beta_fast", Value(model.real("position.beta_fast")));
+    if (model.has("position.attention_factor")) {
+      out.set("attention_factor", Value(model.real("position.attention_factor")));
+    }
+  }
+  if (scaling == "llama3" || scaling == "yarn") {
     out.set("original_max_position_embeddings", Value(model.integer("position.original_length")));
   }
   return out;

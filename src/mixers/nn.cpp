@@ -214,7 +214,7 @@ void PositionOptions::fields(Fields& f) {
   f.field("fraction", fraction, "rope: share of each head that is rotated",
           Range<double>{.low = 0, .high = 1, .open_low = true});
   f.field("scaling", scaling, "rope: how it is stretched to longer sequences",
-          {"none", "linear", "llama3"});
+          {"none", "linear", "llama3", "yarn"});
   if (scaling == "none") return;
   if (type != "rope") {
     usage_error("'position.scaling' is \"", scaling,
@@ -223,23 +223,51 @@ void PositionOptions::fields(Fields& f) {
   }
   f.field("factor", factor, "lower frequencies are divided by it", positive());
   if (scaling == "linear") return;
-  f.field("low_factor", low_factor, "frequencies with fewer turns in original_length are divided",
-          positive());
-  f.field("high_factor", high_factor, "frequencies with more turns in original_length stay",
-          positive());
   f.field("original_length", original_length, "positions before stretching", at_least(1));
-  if (high_factor <= low_factor) {
-    usage_error("'position.high_factor' is ", high_factor,
-                ", expected more than low_factor = ", low_factor, ".");
+  const bool yarn = scaling == "yarn";
+  const char* const fewest = yarn ? "beta_slow" : "low_factor";
+  const char* const most = yarn ? "beta_fast" : "high_factor";
+  double& low = yarn ? beta_slow : low_factor;
+  double& high = yarn ? beta_fast : high_factor;
+  f.field(fewest, low, "frequencies with fewer turns in original_length are divided", positive());
+  f.field(most, high, "frequencies with more turns in original_length stay", positive());
+  if (high <= low) {
+    usage_error("'position.", most, "' is ", high, ", expected more than ", fewest, " = ", low,
+                ".");
   }
+  if (!yarn) return;
+  if (base <= 1) {
+    usage_error("'position.base' is ", base, ", expected more than 1 where scaling is \"yarn\".");
+  }
+  f.field("attention_factor", attention_factor,
+          "rotated queries and keys are multiplied with it; absent: 0.1 ln(factor) + 1",
+          positive());
 }
 
 Tensor PositionOptions::scaled(const Tensor& frequency) const {
   if (scaling == "none") return frequency;
   if (scaling == "linear") return frequency / factor;
+  if (scaling == "yarn") {
+    // The place of the frequency that makes so many turns within original_length.
+    const auto dims = static_cast<double>(2 * frequency.size(0));
+    const auto place = [&](double turns) {
+      const double positions = static_cast<double>(original_length) / (2 * std::numbers::pi);
+      return dims * std::log(positions / turns) / (2 * std::log(base));
+    };
+    const double first = std::max(std::floor(place(beta_fast)), 0.0);
+    const double last = std::min(std::ceil(place(beta_slow)), dims - 1);
+    const Tensor at = at::arange(frequency.size(0), frequency.options());
+    const Tensor divided = ((at - first) / (first == last ? 1e-3 : last - first)).clamp(0, 1);
+    return frequency * (divided / factor + (1 - divided));
+  }
   const Tensor turns = frequency * (static_cast<double>(original_length) / (2 * std::numbers::pi));
   const Tensor kept = ((turns - low_factor) / (high_factor - low_factor)).clamp(0, 1);
   return frequency * (kept + (1 - kept) / factor);
+}
+
+double PositionOptions::magnitude() const {
+  if (scaling != "yarn") return 1;
+  return attention_factor.value_or(factor > 1 ? 0.1 * std::log(factor) + 1 : 1);
 }
 
 Rotary::Rotary(const PositionOptions& options, int64_t head_dim)
@@ -275,7 +303,8 @@ std::pair<Tensor, Tensor> Rotary::angles(const Tensor& places, at::ScalarType ty
   const Tensor frequency =
       options_.scaled(at::pow(options_.base, at::arange(0, rotary_, 2, options) * (-1.0 / span_)));
   const Tensor angle = places.to(at::kDouble).unsqueeze(-1) * frequency;
-  return {angle.cos().to(type), angle.sin().to(type)};
+  const double magnitude = options_.magnitude();
+  return {angle.cos().mul_(magnitude).to(type), angle.sin().mul_(magnitude).to(type)};
 }
 
 Tensor Rotary::apply(const Tensor& x, const Positions& seen) {

@@ -144,15 +144,22 @@ struct PositionOptions {
   double fraction = 1;
   // Rope stretched to longer sequences than the model was trained on.
   std::string scaling = "none";
-  double factor = 1;                       // lower frequencies are divided by it
-  double low_factor = 1, high_factor = 4;  // llama3: turns within original_length that bound them
-  int64_t original_length = 8192;          // llama3
+  double factor = 1;               // lower frequencies are divided by it
+  int64_t original_length = 8192;  // llama3, yarn
+  // Turns within original_length that bound the lower frequencies.
+  double low_factor = 1, high_factor = 4;  // llama3
+  double beta_slow = 1, beta_fast = 32;    // yarn
+  // yarn: of rotated queries and of rotated keys; 0.1 ln(factor) + 1 when absent.
+  std::optional<double> attention_factor;
 
   void fields(Fields& f);
-  // `frequency` as scaling says: "linear" divides all by `factor` (Chen et al. 2023), "llama3"
-  // (Dubey et al. 2024) those whose turn takes more than original_length / low_factor positions,
-  // and in part those down to original_length / high_factor.
+  // `frequency` [rotary/2] as scaling says: "linear" divides all by `factor` (Chen et al. 2023),
+  // "llama3" (Dubey et al. 2024) those whose turn takes more than original_length / low_factor
+  // positions, and in part those down to original_length / high_factor. "yarn" (Peng et al. 2024)
+  // does the same with the betas, where the part falls with the place of the frequency.
   Tensor scaled(const Tensor& frequency) const;
+  // What rotated queries and keys are multiplied with.
+  double magnitude() const;
 };
 
 // Rotary position embedding of the first `rotary` of each head's d dimensions, at absolute

@@ -92,6 +92,7 @@ def mamba():
 
 
 WINDOW = "sliding_attention"
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 CAUSAL = {
     "gpt2": gpt2,
     "gpt2-inner": lambda: gpt2(n_inner=56, activation_function="relu", layer_norm_epsilon=1e-3),
@@ -104,6 +105,9 @@ CAUSAL = {
     "llama-head_dim": lambda: llama(head_dim=12, num_key_value_heads=1),
     "llama-llama3": lambda: llama(rope_parameters=llama3_rope()),
     "llama-linear": lambda: llama(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}),
+    "llama-yarn": lambda: llama(rope_parameters=YARN),
+    "qwen2-yarn": lambda: qwen2(rope_parameters={**YARN, "attention_factor": 1.5, "beta_fast": 8.0, "beta_slow": 2.0}),
+    "qwen3-yarn": lambda: qwen3(rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}),
     "mistral": lambda: mistral(sliding_window=5),
     "mistral-global": lambda: mistral(sliding_window=None),
     "qwen2": qwen2,
