@@ -55,8 +55,11 @@ def test_what_cannot_be_expressed_is_named(folder, tmp_path):
     assert "mlp_bias" in message("bias", attention_bias=True)
     assert "'hidden_size'" in message("size", hidden_size=None)
     assert "'hidden_size' is \"many\"" in message("many", hidden_size="many")
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    assert "dynamic" in message("dynamic", rope_parameters=dynamic)
     yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
-    assert "yarn" in message("yarn", rope_parameters=yarn)
+    assert "'rope_parameters.truncate' is false, expected true." in message("yarn", rope_parameters={**yarn, "truncate": False})
+    assert "'position.beta_fast' is 1, expected more than beta_slow = 1." in message("fast", rope_parameters={**yarn, "beta_fast": 1})
     for key in ("rope_parameters", "rope_scaling"):
         for i, (value, shown) in enumerate([("yarn", '"yarn"'), ([1], "an array"), (7, "7"), (False, "false")]):
             assert f"config.json: '{key}' is {shown}, expected a table." in message(f"{key}{i}", **{key: value})
