@@ -486,7 +486,8 @@ class Model(FunctionalModule):
             cache: what attention forgets, as in :class:`State`.
             cache_dtype: how keys and values are kept, as in :class:`State`.
             source: what an encoder-decoder reads, one for each prompt, which is then the beginning of what it writes: a text
-                or a list of them, or tokens ``[S]``, ``[B, S]`` or a list of ``[S]``, of any lengths.
+                or a list of them, or tokens ``[S]``, ``[B, S]`` or a list of ``[S]``, of any lengths. (An encoder with
+                ``fnet``, which has no mask, reads the padding of the shorter ones: give it sources of one length.)
 
         Returns:
             The prompt and what follows. For text a string; for several samples or prompts a list, the samples of a

@@ -119,10 +119,12 @@ Node rope_table(const Settings& config, const std::string& layout, double fracti
     out.set("low_factor", Value(config.real(scaling + ".low_freq_factor")));
     out.set("high_factor", Value(config.real(scaling + ".high_freq_factor")));
   }
-  std::optional<int64_t> whole;
-  if (config.has("max_position_embeddings")) whole = config.count("max_position_embeddings");
-  out.set("original_length",
-          Value(config.count(scaling + ".original_max_position_embeddings", whole)));
+  // The first that is there, as transformers takes it.
+  const std::string original = "original_max_position_embeddings";
+  const std::string inner = scaling + "." + original;
+  out.set("original_length", Value(config.count(config.has(original) ? original
+                                                : config.has(inner)  ? inner
+                                                                     : "max_position_embeddings")));
   return out;
 }
 

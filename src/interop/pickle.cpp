@@ -345,6 +345,11 @@ class Machine {
         bad("has a tensor of ", tensor.sizes.size(), " sizes and ", tensor.strides.size(),
             " strides");
       }
+      const auto* flags = arguments.size() > 6 ? std::get_if<Dict>(&arguments[6]->value) : nullptr;
+      if (flags != nullptr && !flags->items.empty()) {
+        bad("has a tensor that is negated or conjugated when it is read, expected one that was "
+            "saved after resolve_neg() and resolve_conj()");
+      }
       if (tensors_.size() == kMostTensors) bad("has more than ", kMostTensors, " tensors");
       tensors_.push_back(std::move(tensor));
       return push(&std::as_const(tensors_.back()));
@@ -387,7 +392,8 @@ std::vector<PickledTensor> read_pickled_tensors(std::string_view pickle, const s
   Machine machine(pickle, path);
   const auto* dict = std::get_if<Dict>(&machine.run().value);
   if (dict == nullptr) machine.bad("is no dictionary of tensors");
-  std::vector<PickledTensor> out = tensors_of(*dict, machine);
+  // Beside the weights a training checkpoint may have tensors of its own, as a loss.
+  std::vector<PickledTensor> out;
   for (const auto& [key, value] : dict->items) {
     const auto* name = std::get_if<std::string>(&key->value);
     const auto* inner = std::get_if<Dict>(&value->value);
@@ -395,6 +401,7 @@ std::vector<PickledTensor> read_pickled_tensors(std::string_view pickle, const s
     if (*name == "model" || *name == "state_dict" || *name == "module")
       out = tensors_of(*inner, machine);
   }
+  if (out.empty()) out = tensors_of(*dict, machine);
   if (out.empty()) machine.bad("has no tensors, neither itself nor below 'model'");
   return out;
 }

@@ -87,7 +87,7 @@ void equalize(TokenMixer& mixer, const LayerShape& shape, const std::string& pla
   const auto plain = make_spec(token_mixers(), "token mixer", "mha");
   read_fields(parse_toml("heads = 1", "equal_init"), *plain);
   LayerShape of_plain = shape;
-  of_plain.position.type = "none";
+  of_plain.position = {.type = "none"};
   const int64_t length = std::min(shape.max_length, kBranchPositions);
   // All processes measure the same whole sequences.
   of_plain.context_parallel = nullptr;

@@ -331,6 +331,8 @@ def test_biases_of_queries_keys_and_values_alone(tmp_path):
         (llama, {"rope_scaling": {}, "rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}),
         (gpt_neox, {"rope_theta": 777.0, "rope_parameters": None}),
         (llama, {"rope_parameters": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 99.0}}),
+        (llama, {"original_max_position_embeddings": 16, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 99.0}}),
+        (llama, {"original_max_position_embeddings": 16, "rope_parameters": YARN | {"original_max_position_embeddings": 32}}),
     ],
 )
 def test_rotary_embeddings_in_every_spelling(make, edits, tmp_path, text):

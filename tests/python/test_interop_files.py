@@ -227,7 +227,14 @@ def test_pytorch_files_of_every_kind(folder, tmp_path):
     sizes = [tensor.numel() for tensor in weights.values()]
     views = {n: part.view_as(t) for (n, t), part in zip(weights.items(), pool.split(sizes), strict=True)}
     for number, content in enumerate(
-        [model.state_dict(), {"model": weights, "epoch": 3}, {"state_dict": doubles, "lr": 0.1}, turned, views]
+        [
+            model.state_dict(),
+            {"model": weights, "epoch": 3},
+            {"state_dict": doubles, "lr": 0.1},
+            {"best_val_loss": torch.tensor(1.0), "model": weights},
+            turned,
+            views,
+        ]
     ):
         ours = read_back(content, f"run{number}")
         assert all(torch.equal(ours[name], expected[name]) for name in expected)
@@ -259,6 +266,7 @@ def test_pytorch_files_that_do_more_are_refused(folder, tmp_path):
     assert not marker.exists()
     assert "LlamaForCausalLM" in message(llama(num_hidden_layers=1))
     assert "PyTorch 1.6 or newer" in message(weights, _use_new_zipfile_serialization=False)
+    assert "a tensor that is negated or conjugated when it is read" in message({n: torch._neg_view(t) for n, t in weights.items()})
     assert "torch._utils._rebuild_sparse_tensor" in message({"x": torch.eye(3).to_sparse()})
     assert "has no tensors" in message({"x": 3})
     assert "no dictionary" in message([torch.ones(3)])

@@ -625,3 +625,16 @@ def test_hugging_face_folders(name, tmp_path):
     expected = theirs.generate(x, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
     assert ours.tokenizer is None
     assert torch.equal(ours.generate(x, 6, temperature=0), expected)
+
+
+def test_cross_attention_rotates_nothing():
+    """So that its heads may have an odd size."""
+    odd = {**layer(), "cross": {"type": "mha", "heads": 2, "head_dim": 5}}
+    given, rest = inputs("encoder_decoder")
+    assert make("encoder_decoder", layer=[odd])(*given, **rest).isfinite().all()
+
+
+@pytest.mark.parametrize("scaling", ["linear", "llama3", "yarn"])
+def test_outputs_start_alike_with_stretched_positions(scaling):
+    model = make("tied", equal_init=True, position={"type": "rope", "scaling": scaling, "factor": 2.0})
+    assert model(tokens()).isfinite().all()

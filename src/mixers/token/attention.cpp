@@ -83,7 +83,9 @@ Attention::Attention(const AttentionOptions& options, const AttentionSizes& size
     parameter("q_norm", q_scale_, at::ones({sizes.head_dim}));
     parameter("k_norm", k_scale_, at::ones({sizes.head_dim}));
   }
-  if (shape.position.type == "rope") rotary_.emplace(shape.position, sizes.head_dim);
+  // Queries and keys of cross-attention are not rotated.
+  if (shape.position.type == "rope" && !shape.cross)
+    rotary_.emplace(shape.position, sizes.head_dim);
 }
 
 void Attention::compose(const Tensor&, const Tensor&, ops::ComposedAttentionOptions&) {}
